@@ -1,0 +1,5 @@
+"""`python -m bitstep` is the command `bitstep`."""
+
+from bitstep.cli import main
+
+main()

@@ -1,0 +1,53 @@
+"""All processes succeed or all fail, with one message.
+
+A process that raised alone would leave the others waiting in their next collective. So each piece
+of work ends with an exchange of what went wrong, and every process raises the same error.
+
+>>> from bitstep.state.processes import Processes
+>>> together(Processes(rank=0, world=1), lambda: 7)
+[7]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bitstep.errors import BitstepError, CheckpointError
+
+if TYPE_CHECKING:
+    from bitstep.state.processes import Processes
+
+Json = Any
+
+
+def together(processes: Processes, work: Callable[[], Json]) -> list[Json]:
+    """Do work on every process; the results of all on process 0, an empty list on the others.
+
+    Raises CheckpointError on every process if it failed on any, with the message of the first.
+    """
+    everyone = processes.gather(_attempt(processes.rank, work))
+    failures = [error for _, error in everyone or () if error]
+    failure = processes.broadcast(failures[0] if failures else None)
+    if failure:
+        raise CheckpointError(failure)
+    return [result for result, _ in everyone or ()]
+
+
+def alone(processes: Processes, work: Callable[[], Json]) -> Json:
+    """Do work on process 0 only; its result on every process. Raises like `together`."""
+    mine = _attempt(0, work) if processes.rank == 0 else None
+    result, error = processes.broadcast(mine)
+    if error:
+        raise CheckpointError(error)
+    return result
+
+
+def _attempt(rank: int, work: Callable[[], Json]) -> list[Json]:
+    """The result and the error of work, one of them None; JSON, since it travels."""
+    try:
+        return [work(), None]
+    except BitstepError as error:
+        return [None, str(error)]
+    except Exception as error:  # whatever it is, the others must hear of it
+        return [None, f"process {rank}: {type(error).__name__}: {error}"]

@@ -1,0 +1,1 @@
+"""Run things again to learn more."""

@@ -1,0 +1,1 @@
+"""Whole-run configurations, as TOML."""

@@ -1,0 +1,176 @@
+"""One attempt of a run: what its directory holds, and how an attempt opens and ends in it.
+
+    RUN/manifest.json              every attempt, and what it must have in common with the others
+    RUN/attempt-000/rank-00000.*   trace of each process
+    RUN/attempt-000/end.json       the end marker, written last
+    RUN/checkpoints/step-00000020/
+    RUN/lock                       held while an attempt lives
+
+Process 0 alone decides and writes; the others are told. Because of the lock, a requeued job cannot
+write beside an attempt that is still there.
+
+>>> attempt_folder(Path("runs/a"), 1), checkpoint_folder(Path("runs/a"), 20)
+(PosixPath('runs/a/attempt-001'), PosixPath('runs/a/checkpoints/step-00000020'))
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bitstep.checkpoint import newest
+from bitstep.checkpoint.disk import sync, write_text
+from bitstep.checkpoint.folder import open_folder
+from bitstep.checkpoint.together import alone
+from bitstep.contract.manifest import (
+    Manifest,
+    Parent,
+    append_attempt,
+    read_manifest,
+    refuse_if_different,
+)
+from bitstep.errors import CheckpointError, RunError
+from bitstep.state.processes import Processes
+
+LOCK, END = "lock", "end.json"
+END_BYTES = 4096
+"""An end marker larger than this is not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How an attempt begins; the same on every process."""
+
+    attempt: int
+    checkpoint: Path | None
+    """What it goes on from; None for the first step."""
+    skipped: tuple[str, ...]
+    """Newer checkpoints that did not verify, each with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end marker: an attempt that has none was killed."""
+
+    status: str
+    """finished or stopped."""
+    step: int
+    root: int
+    """State root."""
+
+
+def attempt_folder(run: Path, attempt: int) -> Path:
+    """Where the trace of an attempt lies."""
+    return run / f"attempt-{attempt:03d}"
+
+
+def checkpoints_folder(run: Path) -> Path:
+    """Where the checkpoints of a run lie."""
+    return run / "checkpoints"
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """The checkpoint of one step, whether or not it is there."""
+    return checkpoints_folder(run) / f"step-{step:08d}"
+
+
+def attempts(run: Path) -> list[Path]:
+    """The folders of the attempts, in order."""
+    return sorted(run.glob("attempt-[0-9][0-9][0-9]"))
+
+
+def refuse_taken(run: Path) -> None:
+    """Raise RunError if no new run can begin in this directory."""
+    # An attempt that died before its manifest was written has left no run behind.
+    if run.exists() and not (run.is_dir() and {f.name for f in run.iterdir()} <= {LOCK}):
+        raise RunError(f"{run} is not empty: choose another directory with -o, or add --resume")
+
+
+@contextmanager
+def locked(run: Path, processes: Processes, resume: bool) -> Iterator[None]:
+    """Hold the run directory, made where the run is new. Raises RunError on every process."""
+    held: list[IO[str]] = []
+    alone(processes, lambda: held.append(_lock(run, resume)))
+    try:
+        yield
+    finally:
+        for file in held:
+            file.close()
+
+
+def _lock(run: Path, resume: bool) -> IO[str]:
+    if not resume:
+        refuse_taken(run)
+        run.mkdir(parents=True, exist_ok=True)
+    file = (run / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise RunError(f"{run}: another attempt is still running there; end it first") from None
+    return file
+
+
+def open_attempt(run: Path, manifest: Manifest, resume: bool, processes: Processes) -> Opening:
+    """Begin an attempt: choose its checkpoint, add it to the manifest, make its folder.
+
+    Raises, on every process, ContractError if a key that must match differs from the attempt
+    before, and CheckpointError if there are checkpoints and none of them verifies.
+    """
+    opened = alone(processes, lambda: _open(run, manifest, resume))
+    checkpoint = opened["checkpoint"]
+    return Opening(
+        attempt=opened["attempt"],
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        skipped=tuple(opened["skipped"]),
+    )
+
+
+def _open(run: Path, manifest: Manifest, resume: bool) -> dict[str, Any]:
+    parent, checkpoint, skipped = None, None, list[tuple[Path, str]]()
+    if resume:
+        last = read_manifest(run)[-1]
+        refuse_if_different(last.manifest, manifest)
+        checkpoint, skipped = newest(checkpoints_folder(run))
+        if checkpoint is None and skipped:
+            raise CheckpointError(f"no checkpoint of {run} verifies; the newest: {skipped[0][1]}")
+        if checkpoint is not None:
+            index = open_folder(checkpoint).index
+            parent = Parent(attempt=last.attempt, step=index.step, root=index.root)
+    attempt = append_attempt(run, manifest, parent)
+    attempt_folder(run, attempt).mkdir()
+    return {
+        "attempt": attempt,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "skipped": [reason for _, reason in skipped],
+    }
+
+
+def end_attempt(run: Path, attempt: int, end: End, processes: Processes) -> None:
+    """Write the end marker, once every process has done its work."""
+    processes.barrier()
+    if processes.rank == 0:
+        path = attempt_folder(run, attempt) / END
+        text = json.dumps({"status": end.status, "step": end.step, "root": f"{end.root:016x}"})
+        part = path.with_suffix(".part")
+        write_text(part, f"{text}\n".encode())
+        part.rename(path)
+        sync(path.parent)
+
+
+def read_end(run: Path) -> End | None:
+    """The end marker of the last attempt; None if it wrote none. RunError if it is damaged."""
+    folders = attempts(run)
+    path = folders[-1] / END if folders else None
+    if path is None or not path.is_file() or path.stat().st_size > END_BYTES:
+        return None
+    try:
+        value = json.loads(path.read_text())
+        return End(str(value["status"]), int(value["step"]), int(value["root"], 16))
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{path} is not an end marker; the attempt does not count") from None

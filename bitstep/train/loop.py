@@ -1,0 +1,161 @@
+"""Pretraining, read top to bottom: open an attempt, step until done or asked to stop, end it.
+
+    1. process 0 opens the run: a new one, or the newest checkpoint that verifies
+    2. everything is built from the recipe, and the checkpoint put into it
+    3. each step is trained, evaluated where due, recorded, and saved where due
+    4. the end marker is written when every process has come here
+
+An attempt without its end marker was killed, whatever its exit status says.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from bitstep.checkpoint import prune, restore, save
+from bitstep.contract.collect import collect
+from bitstep.contract.manifest import Manifest
+from bitstep.data.corpus import Corpus
+from bitstep.faults import Fault
+from bitstep.state.processes import Processes
+from bitstep.trace import TraceWriter
+from bitstep.train.attempt import (
+    End,
+    attempt_folder,
+    checkpoints_folder,
+    end_attempt,
+    locked,
+    open_attempt,
+)
+from bitstep.train.build import Engine, build
+from bitstep.train.evaluate import evaluate
+from bitstep.train.layout import Layout
+from bitstep.train.recipe import flatten
+from bitstep.train.resolve import CHANGES, SOURCE, Resolved
+from bitstep.train.rows import start_rows, step_rows
+from bitstep.train.step import StepResult, state_roots, train_step
+
+log = logging.getLogger("bitstep")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step, as it is shown to a person."""
+
+    result: StepResult
+    steps: int
+    """Steps in the whole run."""
+    seconds: float
+    """Wall time of this step, recording and saving included."""
+    evaluation: float | None
+    """Held-out loss, at the steps that evaluate."""
+    saved: Path | None
+    """Checkpoint, at the steps that save."""
+
+
+def pretrain(
+    resolved: Resolved,
+    run: Path,
+    processes: Processes,
+    *,
+    resume: bool,
+    command: Sequence[str],
+    should_stop: Callable[[], bool],
+    report: Callable[[Progress], None],
+    fault: Fault | None = None,
+) -> End:
+    """One attempt of a run in its directory, on every process at once. Raises BitstepError."""
+    recipe = resolved.recipe
+    local = processes.local_world or processes.world
+    layout = Layout(recipe.layout.fan_ins, processes.world, processes.rank, local)
+    corpus = Corpus.read(recipe.data.folder, held_out=recipe.data.held_out)
+    engine = build(recipe, layout, processes, corpus, fault)
+    with locked(run, processes, resume):
+        manifest = _manifest(resolved, engine, corpus, command)
+        opening = open_attempt(run, manifest, resume, processes)
+        for reason in opening.skipped:
+            log.warning("skipped a checkpoint: %s", reason)
+        if opening.checkpoint is not None:
+            log.info("goes on from %s", opening.checkpoint)
+            omitted = fault.stream if fault is not None else None
+            restore(opening.checkpoint, engine.state, processes, omit=omitted)
+        with TraceWriter(attempt_folder(run, opening.attempt), processes.rank) as trace:
+            end = _steps(engine, trace, run, should_stop, report)
+        end_attempt(run, opening.attempt, end, processes)
+    return end
+
+
+def _manifest(
+    resolved: Resolved, engine: Engine, corpus: Corpus, command: Sequence[str]
+) -> Manifest:
+    recipe, layout = resolved.recipe, engine.layout
+    manifest = collect(
+        flatten(recipe),
+        command=command,
+        corpus_digest=corpus.digest,
+        order_digest=engine.training_data.order_digest(),
+        layout={
+            "logical": {"fan_ins": recipe.layout.fan_ins, "threads": recipe.layout.threads},
+            "physical": {"processes": layout.processes, "on_a_node": layout.local_processes},
+        },
+        declared=resolved.declared,
+    )
+    named = {SOURCE: resolved.source, CHANGES: list(resolved.changes)}
+    if engine.fault is not None:
+        named["program.fault"] = str(engine.fault)
+    return replace(manifest, keys={**manifest.keys, **named})
+
+
+def _steps(
+    engine: Engine,
+    trace: TraceWriter,
+    run: Path,
+    should_stop: Callable[[], bool],
+    report: Callable[[Progress], None],
+) -> End:
+    step, steps = engine.state.values["step"]["step"], engine.recipe.run.steps
+    roots, seq = state_roots(engine), count()
+    trace.write(start_rows(step, roots, engine.layout, seq))
+    trace.end_step(step, roots["state"])
+    stop = False
+    while step < steps and not stop:
+        began = time.monotonic()
+        result = train_step(engine)
+        step, roots = result.step, result.roots
+        evaluation = evaluate(engine) if _due(step, engine.recipe.run.eval_every) else None
+        trace.write(step_rows(result, engine.layout, evaluation, seq))
+        trace.end_step(step, roots["state"])
+        stop = engine.processes.any(should_stop())
+        saved = _save(engine, run) if stop or _save_due(engine, step) else None
+        report(Progress(result, steps, time.monotonic() - began, evaluation, saved))
+    return End("finished" if step >= steps else "stopped", step, roots["state"])
+
+
+def _save_due(engine: Engine, step: int) -> bool:
+    every = engine.recipe.run.save_every
+    return _due(step, every) or (every > 0 and step == engine.recipe.run.steps)
+
+
+def _save(engine: Engine, run: Path) -> Path:
+    settings, folder = engine.recipe.run, checkpoints_folder(run)
+    step = engine.state.values["step"]["step"]
+    path = save(
+        folder,
+        step,
+        engine.state,
+        engine.processes,
+        progress=lambda position: log.debug("step %d: checkpoint: %s", step, position),
+    )
+    if engine.processes.rank == 0:
+        prune(folder, settings.keep_last, settings.keep_every)
+    engine.processes.barrier()
+    return path
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
