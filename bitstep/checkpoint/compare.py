@@ -35,9 +35,7 @@ def differing_tensors(a: Path, b: Path) -> tuple[str, ...]:
     parted = [stream for stream in one.values if one.values[stream] != other.values.get(stream)]
     for path in sorted(ours.keys() | theirs.keys()):
         mine, its = ours.get(path), theirs.get(path)
-        if mine is None or its is None or (mine.dtype, mine.shape) != (its.dtype, its.shape):
-            parted.append(path)
-        elif not torch.equal(_whole(one, mine), _whole(other, its)):
+        if mine is None or its is None or (mine.dtype, mine.shape) != (its.dtype, its.shape) or not torch.equal(_whole(one, mine), _whole(other, its)):
             parted.append(path)
     return tuple(parted)
 

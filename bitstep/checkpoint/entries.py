@@ -23,7 +23,7 @@ from bitstep.checkpoint.format import (
     rank_name,
 )
 from bitstep.errors import CheckpointError
-from bitstep.fingerprint import complete, merge, nbytes, part
+from bitstep.fingerprint import complete, merge, nbytes
 from bitstep.records import Part
 from bitstep.state.streams import STREAMS
 
@@ -62,6 +62,8 @@ def described(state: TrainingState) -> Json:
 
 
 def _describe(piece: Piece) -> _Described:
+    from bitstep.fingerprint import part  # here, since it loads torch
+
     check_piece(piece)
     place = piece.place
     sums = [

@@ -25,7 +25,6 @@ from bitstep.checkpoint.load import load
 from bitstep.checkpoint.together import together
 from bitstep.checkpoint.verify import check_files
 from bitstep.errors import CheckpointError
-from bitstep.fingerprint import fingerprint
 from bitstep.state.roots import whole_fingerprints
 from bitstep.state.streams import STREAMS
 
@@ -135,6 +134,8 @@ def _same_names(path: Path, what: str, saved: Set[str], live: Set[str]) -> None:
 
 def _compare_replicas(folder: Folder, pieces: list[Piece]) -> None:
     """Each process looks at its own replicas: the sums over processes count only one."""
+    from bitstep.fingerprint import fingerprint  # here, since it loads torch
+
     saved = {entry.path: entry for entry in folder.index.tensors}
     for piece in pieces:
         if piece.replicated:

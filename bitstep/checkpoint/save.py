@@ -39,7 +39,6 @@ from bitstep.checkpoint.format import (
     rank_name,
     step_name,
 )
-from bitstep.checkpoint.keep import discard
 from bitstep.checkpoint.rankfile import write
 from bitstep.checkpoint.together import alone, together
 from bitstep.checkpoint.verify import verify
@@ -194,7 +193,8 @@ class _Draft:
             writing(target, lambda: sync(target))
         except BaseException:
             with suppress(OSError):
-                discard(target)
+                (target / MARKER).unlink(missing_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
             raise
         say("marked")
 

@@ -98,3 +98,11 @@ def level_words() -> tuple[str, ...]:
 def show(value: object, lines: Iterable[str], as_json: bool) -> None:
     """The result of a verb, on stdout: the value as JSON, or its lines."""
     click.echo(json.dumps(value, indent=2) if as_json else "\n".join(lines))
+
+
+def numbers(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    """Callback of an option whose value is numbers from 1, separated by commas."""
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise click.BadParameter(f"{text!r}: give numbers from 1, separated by commas: 1,2,4")
+    return tuple(int(word) for word in words)

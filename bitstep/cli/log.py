@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -16,11 +17,13 @@ from bitstep.cli.screen import working
 def log(run: Path, as_json: bool) -> int:
     """Print each step of RUN: its state root and its metrics. Needs no torch.
 
+    The newest step comes first. With --json it is one object a line, the oldest first.
+
     Example: bitstep log runs/first
     """
     from bitstep.report.terminal import log_json, log_text
 
     with working(f"reading {run}"):
-        text = log_json(run) if as_json else log_text(run)
+        text = "\n".join(map(json.dumps, log_json(run))) if as_json else log_text(run)
     click.echo(text)
     return 0

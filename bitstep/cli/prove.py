@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bitstep.cli.habits import habits
+from bitstep.cli.habits import habits, numbers
 from bitstep.cli.screen import working
 
 if TYPE_CHECKING:
     from bitstep.investigate.arms import ArmReport
 
 logger = logging.getLogger("bitstep")
-
-
-def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise click.BadParameter(f"{text!r}: give numbers from 1, separated by commas: 1,2,4")
-    return tuple(int(word) for word in words)
 
 
 @click.command()
@@ -37,7 +30,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> t
     "--processes",
     default="1,2,4",
     show_default=True,
-    callback=_numbers,
+    callback=numbers,
     metavar="W,W,...",
     help="Numbers of processes that must agree; the first is the reference. "
     "Example: --processes 1,2",

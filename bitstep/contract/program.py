@@ -59,7 +59,7 @@ def without_secrets(command: Sequence[str]) -> list[str]:
             words.append(f"{name}={LEFT_OUT}")
         else:
             words.append(_USER_IN_ADDRESS.sub(LEFT_OUT, word))
-        secret = not secret and not equals and word.startswith("-") and is_secret(word)
+        secret = not equals and word.startswith("-") and is_secret(word)
     return words
 
 

@@ -49,7 +49,9 @@ def box_sum(tensor: Tensor, box: Box, start: int, table: int) -> Tensor:
         for axis in range(len(place.shape) - 1, dim, -1):
             before = place.offsets[axis]
             missing += [before, place.shape[axis] - before - place.sizes[axis]]
-        flat = pad(piece, missing).reshape(-1).view(torch.uint8)
+        row = pad(piece, missing).reshape(-1)
+        # A row of one element may keep a stride that is not 1, and has then no view as bytes.
+        flat = row.as_strided(row.shape, (1,)).view(torch.uint8)
         offsets = place.offsets[: dim + 1] + (0,) * (len(missing) // 2)
         first = first_byte(place.shape, offsets, tensor.itemsize)
         total = total + flat_sum(flat, start + first, table)

@@ -28,6 +28,14 @@ from bitstep.fingerprint.places import first_byte, halves, runs, whole
 from bitstep.records import Box, Fingerprint, FlatRange, Part, Place
 
 _NAMES = {getattr(torch, name): name for name in SIZES if hasattr(torch, name)}
+_STRIDED = torch.strided
+_SPARSE = {
+    torch.sparse_coo,
+    torch.sparse_csr,
+    torch.sparse_csc,
+    torch.sparse_bsr,
+    torch.sparse_bsc,
+}
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPY_LIMIT = 1 << 20
@@ -48,6 +56,7 @@ def fingerprint(tensor: Tensor, *, table: int = 1) -> Fingerprint:
     if (
         type(tensor) not in _PLAIN
         or not tensor.is_cpu
+        or tensor.layout is not _STRIDED
         or not tensor.is_contiguous()
         or tensor.is_conj()
         or tensor.is_neg()
@@ -169,7 +178,7 @@ def _check(tensor: Tensor) -> None:
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
         and not is_lazy(tensor)
     )
-    if not plain or tensor.dtype not in _NAMES or tensor.layout != torch.strided:
+    if not plain or tensor.dtype not in _NAMES or tensor.layout is not _STRIDED:
         raise _refusal(tensor)
     if tensor.is_meta or tensor.is_nested:
         raise _refusal(tensor)
@@ -197,9 +206,9 @@ def _reason(tensor: object) -> str:
         return f"an {kind}: it has no bits before its first use"
     if tensor.is_nested:
         return f"a nested tensor ({tensor.layout}): pass values() and offsets(), each under a name"
-    if tensor.layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
+    if tensor.layout in _SPARSE:
         return f"a sparse tensor ({tensor.layout}): pass its indices and values, each under a name"
-    if tensor.layout != torch.strided:
+    if tensor.layout is not _STRIDED:
         return f"a tensor of layout {tensor.layout}: pass its dense parts, or to_dense()"
     if tensor.is_quantized or tensor.dtype not in _NAMES:
         return f"a tensor of {tensor.dtype}: pass int_repr() and its scales, each under a name"

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bitstep.errors import RunError
@@ -97,19 +98,18 @@ def run_arms(plan: Plan, said: Said) -> tuple[ArmReport, ...]:
     first, *others = plan.processes
     only_at_end = f"run.save_every={plan.steps}"
     jobs: list[Callable[[], ArmReport]] = [
-        lambda: arm("reference", first, "--set", only_at_end),
-        lambda: arm("repeat", first, "--set", "run.save_every=0"),
-        *(
-            lambda w=w: arm(f"processes-{w}", w, "--set", only_at_end)  # type: ignore[misc]
-            for w in others
-        ),
-        lambda: _killed_and_resumed(plan, slots),
+        partial(arm, "reference", first, "--set", only_at_end),
+        partial(arm, "repeat", first, "--set", "run.save_every=0"),
+        *(partial(arm, f"processes-{w}", w, "--set", only_at_end) for w in others),
+        partial(_killed_and_resumed, plan, slots),
     ]
     reports = _side_by_side(jobs, said)
-    controls: list[Callable[[], ArmReport]] = [lambda: _goes_on(plan, slots, "resume-again", None)]
-    controls += [
-        lambda s=s: _goes_on(plan, slots, f"without-{s}", f"restore-without={s}")  # type: ignore[misc]
-        for s in STREAMS
+    controls: list[Callable[[], ArmReport]] = [
+        partial(_goes_on, plan, slots, "resume-again", None),
+        *(
+            partial(_goes_on, plan, slots, f"without-{stream}", f"restore-without={stream}")
+            for stream in STREAMS
+        ),
     ]
     return reports + _side_by_side(controls, said)
 

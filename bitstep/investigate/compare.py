@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bitstep.errors import TraceError
 from bitstep.records import Site
 from bitstep.state.streams import STREAMS
-from bitstep.trace.reader import Trace
-from bitstep.trace.run import read_run
+from bitstep.trace.run import AttemptTrace
 
 Bits = tuple[int, str, tuple[int, ...]]
 """Digest, dtype and shape: what must be equal."""
@@ -48,21 +46,17 @@ class ArmRows:
     """Where two attempts of the arm recorded the same site with other bits."""
 
 
-def read_attempts(run: Path) -> tuple[Rows, ...]:
-    """The rows of each attempt of a run, `start` left out. Raises TraceError for damaged bytes.
+def rows_of(attempt: AttemptTrace) -> Rows:
+    """The rows of one attempt, `start` left out. Raises TraceError for damaged bytes.
 
     A stream that a kill cut off is not damaged: its rows up to the cut count.
     """
-    return tuple(_rows_of(attempt.trace) for attempt in read_run(run))
-
-
-def _rows_of(trace: Trace) -> Rows:
-    damaged = [line for line in trace.damage if not line.startswith("cut")]
+    damaged = [line for line in attempt.damage if not line.startswith("cut")]
     if damaged:
-        raise TraceError(f"{trace.directory}: {damaged[0]}")
+        raise TraceError(f"{attempt.trace.directory}: {damaged[0]}")
     return {
         record.site: (record.digest, record.dtype, record.shape)
-        for record in trace.records()
+        for record in attempt.trace.records()
         if record.site.phase != "start"
     }
 

@@ -29,15 +29,15 @@ from bitstep.faults import parse_fault
 from bitstep.investigate.arms import ArmReport, Plan, Said, run_arms
 from bitstep.investigate.compare import (
     ArmRows,
-    Rows,
     first_difference,
     merge,
-    read_attempts,
+    rows_of,
     streams_that_differ,
 )
 from bitstep.records import Outcome, Verdict
 from bitstep.state.streams import STREAMS
-from bitstep.train.attempt import checkpoint_folder, read_end
+from bitstep.trace.run import read_run
+from bitstep.train.attempt import checkpoint_folder
 from bitstep.train.layout import Layout
 from bitstep.train.recipe import Recipe, load
 
@@ -202,12 +202,12 @@ class _Judge:
 
     def _load(self, name: str) -> ArmRows | str:
         try:
-            end = read_end(self._plan.run(name))
-            if end is None:
-                return f"{name} wrote no end marker: see {name}.log"
-            if (end.status, end.step) != ("finished", self._plan.steps):
-                return f"{name} {end.status} at step {end.step}: see {name}.log"
-            return merge(read_attempts(self._plan.run(name)))
+            attempts = read_run(self._plan.run(name))
+            if attempts[-1].status != "finished":
+                return f"{name} did not finish (end marker: {attempts[-1].status}): see {name}.log"
+            if not attempts[-1].trace.complete:
+                return f"{name}: {attempts[-1].damage[0]}"
+            return merge([rows_of(attempt) for attempt in attempts])
         except BitstepError as problem:
             return f"{name}: {problem}"
 
@@ -225,7 +225,8 @@ class _Judge:
         for each in (reference, arm):
             if isinstance(each, str):
                 return "unverified", each
-        assert isinstance(reference, ArmRows) and isinstance(arm, ArmRows)
+        assert isinstance(reference, ArmRows)
+        assert isinstance(arm, ArmRows)
         difference = arm.conflict or first_difference(reference.rows, arm.rows)
         if difference is not None:
             return "refuted", f"{name}: {difference}"
@@ -256,8 +257,8 @@ class _Judge:
             if isinstance(each, str):
                 return "missed", each
         assert isinstance(reference, ArmRows)
-        after: Rows = read_attempts(self._plan.run(name))[-1]
-        others = [s for s in streams_that_differ(reference.rows, after) if s != stream]
+        last = rows_of(read_run(self._plan.run(name))[-1])
+        others = [s for s in streams_that_differ(reference.rows, last) if s != stream]
         if others:
             return "caught", f"differs later: {', '.join(others)}"
         applies, reason = INERT.get(stream, (lambda _: False, ""))
@@ -267,12 +268,15 @@ class _Judge:
 
 
 def _final_root(run: Path) -> str:
-    end = read_end(run)
-    return f"{end.root:016x}" if end is not None else ""
+    try:
+        steps = read_run(run)[-1].trace.steps
+    except BitstepError:
+        return ""
+    return f"{steps[max(steps)]:016x}" if steps else ""
 
 
 def _contract(run: Path) -> dict[str, Any]:
     try:
-        return dict(read_manifest(run)[0].keys)
+        return dict(read_manifest(run)[0].manifest.keys)
     except BitstepError:
         return {}

@@ -11,7 +11,7 @@ even one from a live peer. With one process no process group is needed.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Processes:
     """How many there are: the W of the layout."""
     local_world: int = 0
     """How many of them share this node; 0 means all."""
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where the backend wants its tensors."""
 
     def sum_int64(self, tensor: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bitstep.fingerprint import complete, part, root
+from bitstep.fingerprint import complete, root
 from bitstep.fingerprint.definition import sum_of
 from bitstep.records import Fingerprint, Part
 
@@ -47,6 +47,8 @@ def whole_fingerprints(
 def _part(piece: Piece, processes: Processes, table: int) -> Part:
     if piece.replicated and processes.rank > 0:
         return Part(0, 0)
+    from bitstep.fingerprint import part  # loads torch
+
     return part(piece.tensor, piece.place, table=table)
 
 
@@ -56,9 +58,7 @@ def value_fingerprint(value: Mapping[str, Any]) -> Fingerprint:
     return Fingerprint(sum_of(text), "uint8", (len(text),))
 
 
-def state_root(
-    tensors: Mapping[str, Fingerprint], values: Mapping[str, Mapping[str, Any]]
-) -> int:
+def state_root(tensors: Mapping[str, Fingerprint], values: Mapping[str, Mapping[str, Any]]) -> int:
     """The state root: what a commit hash is to a source tree. Equal roots, equal training state."""
     streams = {stream: value_fingerprint(value) for stream, value in values.items()}
     return root({**tensors, **streams})

@@ -79,7 +79,8 @@ class Trace:
 
     def _batches(self, process: int | None) -> Iterator[tuple[int, Any]]:
         for index in self._indexes:
-            if process is None or index.name.process == process:
+            # Without entries there may be no stream; `damage` has said so.
+            if index.entries and process in (None, index.name.process):
                 try:
                     for batch in whole_batches(self.directory, index, -1):
                         yield index.name.process, batch

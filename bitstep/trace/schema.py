@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Final, Literal
+from typing import Final
 
 import pyarrow as pa
 
@@ -22,8 +22,6 @@ FORMAT: Final = 1
 
 DEFINITION: Final = "bitstep-1"
 """Definition of the fingerprint whose sums the digest column holds."""
-
-MetricDtype = Literal["float32", "float64", "int64"]
 
 _WORD = pa.dictionary(pa.int32(), pa.utf8())
 _INT64_LIST = pa.list_(pa.field("item", pa.int64(), nullable=False))
@@ -79,11 +77,16 @@ def check_version(where: str, version: object, definition: object) -> None:
         )
 
 
-def metric_bits(value: float | int, dtype: MetricDtype) -> int:
+def printable(text: str) -> str:
+    """`text` with control characters, line ends and the like escaped: words from a file."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def metric_bits(value: float | int, dtype: str) -> int:
     """The bits of a metric as an unsigned number, below 2^32 for float32 and 2^64 otherwise.
 
-    Exact, for -0.0 and every NaN too: a value that `dtype` cannot hold raises TraceError, because
-    rounding it here would make two different values equal.
+    `dtype` is float32, float64 or int64. Exact, for -0.0 and every NaN too: a value that `dtype`
+    cannot hold raises TraceError, because rounding it would make two different values equal.
     """
     if dtype == "int64":
         if not (isinstance(value, int) and -(2**63) <= value < 2**63):
@@ -100,7 +103,7 @@ def metric_bits(value: float | int, dtype: MetricDtype) -> int:
     return narrow
 
 
-def metric_value(bits: int, dtype: MetricDtype) -> float | int:
+def metric_value(bits: int, dtype: str) -> float | int:
     """The inverse of `metric_bits`. Raises TraceError if `bits` does not fit `dtype`."""
     width = 32 if dtype == "float32" else 64
     if not 0 <= bits < 2**width:

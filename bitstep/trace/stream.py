@@ -21,7 +21,7 @@ from bitstep.errors import TraceError
 from bitstep.trace.frames import check_frames
 from bitstep.trace.index import Index, IndexEntry, checksum, open_plain
 from bitstep.trace.rows import check_batch
-from bitstep.trace.schema import FORMAT, SCHEMA, check_version
+from bitstep.trace.schema import FORMAT, SCHEMA, check_version, printable
 
 # ValueError: bytes that are no UTF-8. MemoryError is Arrow's for a size that cannot be had.
 _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, MemoryError)
@@ -31,7 +31,8 @@ class BadStream(Exception):
     """Where a stream stops being right; `line` is a line of `Trace.damage`."""
 
     def __init__(self, kind: str, name: str, byte: int, reason: str) -> None:
-        self.line = f"{kind}: {name}, byte {byte}: {reason}"
+        # Arrow quotes what it finds in the file; it must not steer a terminal.
+        self.line = printable(f"{kind}: {name}, byte {byte}: {reason}")
         super().__init__(self.line)
 
 
@@ -120,8 +121,9 @@ def _open(vouched: _Vouched, path: Path) -> Any:
     definition = metadata.get(b"bitstep.definition", b"none").decode("utf-8", "replace")
     check_version(str(path), FORMAT if version == str(FORMAT) else version, definition)
     if not arrow.schema.equals(SCHEMA):
+        columns = printable(", ".join(odd)) or "missing or in another order"
         raise TraceError(
-            f"{path}: not the columns of trace format {FORMAT} ({', '.join(odd) or 'order'}): "
+            f"{path}: not the columns of trace format {FORMAT} ({columns}): "
             "it was not written by bitstep"
         )
     return arrow

@@ -38,8 +38,6 @@ from bitstep.errors import CheckpointError, RunError
 from bitstep.state.processes import Processes
 
 LOCK, END = "lock", "end.json"
-END_BYTES = 4096
-"""An end marker larger than this is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end marker: an attempt that has none was killed."""
+    """The end marker, as `trace.run` reads it: an attempt that has none was killed."""
 
     status: str
     """finished or stopped."""
@@ -77,11 +75,6 @@ def checkpoints_folder(run: Path) -> Path:
 def checkpoint_folder(run: Path, step: int) -> Path:
     """The checkpoint of one step, whether or not it is there."""
     return checkpoints_folder(run) / f"step-{step:08d}"
-
-
-def attempts(run: Path) -> list[Path]:
-    """The folders of the attempts, in order."""
-    return sorted(run.glob("attempt-[0-9][0-9][0-9]"))
 
 
 def refuse_taken(run: Path) -> None:
@@ -161,16 +154,3 @@ def end_attempt(run: Path, attempt: int, end: End, processes: Processes) -> None
         write_text(part, f"{text}\n".encode())
         part.rename(path)
         sync(path.parent)
-
-
-def read_end(run: Path) -> End | None:
-    """The end marker of the last attempt; None if it wrote none. RunError if it is damaged."""
-    folders = attempts(run)
-    path = folders[-1] / END if folders else None
-    if path is None or not path.is_file() or path.stat().st_size > END_BYTES:
-        return None
-    try:
-        value = json.loads(path.read_text())
-        return End(str(value["status"]), int(value["step"]), int(value["root"], 16))
-    except (ValueError, KeyError, TypeError):
-        raise RunError(f"{path} is not an end marker; the attempt does not count") from None

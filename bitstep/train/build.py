@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from bitstep.data.corpus import Corpus
-from bitstep.data.loader import Loader
+from bitstep.data.loader import Loader, SplitName
 from bitstep.faults import Fault
 from bitstep.records import Box
 from bitstep.state.processes import Processes
@@ -142,7 +142,7 @@ def _buffer_pieces(model: nn.Module) -> Iterator[Piece]:
         yield Piece("buffers", name, buffer, whole, replicated=True)
 
 
-def _loader(recipe: Recipe, corpus: Corpus, split: str) -> Loader:
+def _loader(recipe: Recipe, corpus: Corpus, split: SplitName) -> Loader:
     return Loader(
         corpus,
         split,

@@ -27,6 +27,7 @@ from torch import Tensor
 from bitstep.errors import RecipeError
 from bitstep.train.recipe import OptimizerConfig
 
+
 class AdamW:
     """Updates masters and moments in place; the tensors are the training's own, never copied."""
 

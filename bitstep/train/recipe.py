@@ -207,13 +207,18 @@ def _known_keys() -> list[str]:
 
 
 def _nearest(dotted: str) -> str:
-    # An inner name alone may be nearest: "lr" for "optimizer.lr".
+    # The right name in the wrong section is nearer than a like name in the right one.
     known = _known_keys()
     by_name = {name.partition(".")[2]: name for name in known}
-    close = difflib.get_close_matches(dotted, known, n=1) or [
-        by_name[name] for name in difflib.get_close_matches(dotted.split(".")[-1], by_name, n=1)
-    ]
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+    last = dotted.rpartition(".")[2]
+    close = (
+        difflib.get_close_matches(last, by_name, n=1, cutoff=1.0)
+        or difflib.get_close_matches(dotted, known, n=1)
+        or difflib.get_close_matches(last, by_name, n=1)
+    )
+    if not close:
+        return f"; known: {', '.join(known)}"
+    return f"; did you mean {by_name.get(close[0], close[0])!r}?"
 
 
 def _first_problem(problem: ValidationError) -> str:

@@ -232,7 +232,7 @@ def test_what_is_no_regular_file_is_refused_unopened(folder: Path) -> None:
         Corpus.read(folder)
 
 
-@pytest.mark.parametrize("name", [b"\xff.py", b"a\nb.py", b"\x1b[2J.py"])
+@pytest.mark.parametrize("name", [b"\xff.py", b"a\nb.py", b"\x1b[2J.py", b"\x7f.py"])
 def test_a_name_that_is_not_text_is_refused(folder: Path, name: bytes) -> None:
     Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(b"x")
     with pytest.raises(DataError, match="is not plain UTF-8 text; rename it") as caught:

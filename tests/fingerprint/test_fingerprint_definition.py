@@ -1,6 +1,7 @@
 """The definition, its tables, and what can be said of every change."""
 
 import json
+from itertools import pairwise
 from math import gcd
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def _missed_pairs(k0, k1):
     if common == 1:
         for d0 in range(2**64 * pow(k0, -1, k1) % k1, LANE + 1, k1):
             d1 = (2**64 - d0 * k0) // k1
-            if 0 < d0 and 0 < d1 <= LANE:
+            if d0 > 0 and 0 < d1 <= LANE:
                 yield d0, d1
 
 
@@ -115,7 +116,7 @@ def test_an_8_byte_element_is_missed_as_rarely_as_the_document_says():
             assert all((d0 * k[i] + d1 * k[i + 1]) % 2**64 == 0 for d0, d1 in missed)
             assert all((d0 * other[i] + d1 * other[i + 1]) % 2**64 != 0 for d0, d1 in missed)
             counts[table].append(2 * len(missed))
-    assert (min(counts[1]), max(counts[1]), sum(counts[1]) // 1024) == (2, 6122, 15)
+    assert (min(counts[1]), max(counts[1]), round(sum(counts[1]) / 1024)) == (2, 6122, 16)
     assert (min(counts[2]), max(counts[2])) == (2, 2416)
 
 
@@ -136,21 +137,18 @@ def test_a_missed_8_byte_change_is_seen_by_the_second_table():
 )
 def test_runs_cut_at_any_byte_add_up(data, start, cuts, table):
     edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
-    parts = [
-        Part(sum_of(data[a:b], start + a, table), b - a)
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    parts = [Part(sum_of(data[a:b], start + a, table), b - a) for a, b in pairwise(edges)]
     assert merge(reversed(parts)) == Part(sum_of(data, start, table), len(data))
 
 
 def test_the_sum_is_linear_in_the_bytes():
     one, two = np.array([1, 2, 3, 250], np.uint8), np.array([9, 0, 4, 5], np.uint8)
-    assert sum_of(one) + sum_of(two) == sum_of(one + two) != 0
+    assert (sum_of(one) + sum_of(two)) % 2**64 == sum_of(one + two) != 0
 
 
-def test_zero_bytes_behind_a_tensor_are_not_an_other_sum_but_an_other_count():
+def test_zero_bytes_behind_a_tensor_change_the_count_and_not_the_sum():
     assert sum_of(b"bits") == sum_of(b"bits\0")
-    with pytest.raises(FingerprintError, match="hold 4 bytes and a uint8 tensor of shape .5,."):
+    with pytest.raises(FingerprintError, match=r"hold 4 bytes and a uint8 .* \(5,\)"):
         complete(Part(sum_of(b"bits"), 4), "uint8", (5,))
 
 

@@ -33,6 +33,7 @@ from bitstep.trace.index import (
     pack_header,
 )
 from bitstep.trace.schema import SCHEMA
+from bitstep.trace.stream import BadStream
 
 
 def damage_of(directory: Path) -> str:
@@ -241,6 +242,7 @@ def test_a_huge_sparse_index_and_stream_cost_nothing(tmp_path: Path) -> None:
         ({"place": {"kind": "box", "offsets": [0, 0], "sizes": [1, 1]}}, "does not lie in"),
         ({"place": {"kind": "box", "offsets": [0], "sizes": []}}, "does not lie in"),
         ({"place": {"kind": "flat", "offsets": [0], "sizes": [-2]}}, "does not lie in"),
+        ({"place": {"kind": "flat", "offsets": [2**62], "sizes": [2**62]}}, "does not lie in"),
         ({"place": {"kind": "flat", "offsets": [], "sizes": []}}, "does not lie in"),
         ({"place": {"kind": None, "offsets": [0], "sizes": [1]}}, "column place holds 1 nulls"),
     ],
@@ -327,3 +329,8 @@ def test_a_pair_that_continues_another_file_is_damage(tmp_path: Path) -> None:
     assert damage_of(tmp_path).startswith(
         "damaged: rank-00000.001.index, byte 0: it does not continue the file before it"
     )
+
+
+def test_a_line_of_damage_cannot_steer_a_terminal() -> None:
+    line = BadStream("cut", "x\x1b[2J", 0, "two\nlines").line
+    assert line == "cut: x\\x1b[2J, byte 0: two\\nlines"

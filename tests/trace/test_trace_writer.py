@@ -47,6 +47,27 @@ def test_half_a_pair_is_not_written_over(tmp_path: Path, left: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [left]
 
 
+@pytest.mark.parametrize("left", ["rank-00000.001.arrows", "rank-00000.001.index"])
+def test_a_rotation_is_not_written_over(tmp_path: Path, left: str) -> None:
+    """The file came after the writer began; the one it had just made itself is taken away."""
+    trace = TraceWriter(tmp_path, 0, steps_per_file=1)
+    trace.end_step(1, 1)
+    (tmp_path / left).write_bytes(b"mine")
+    with pytest.raises(TraceError, match=f"{left}: exists already"):
+        trace.end_step(2, 2)
+    assert (tmp_path / left).read_bytes() == b"mine"
+    assert [path.name for path in tmp_path.glob("rank-00000.001.*")] == [left]
+
+
+def test_short_writes_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may take only some of the bytes, as it does when the disk is nearly full."""
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda file, raw: whole(file, raw[:1000]))
+    written = write_steps(tmp_path, 0, 2)
+    monkeypatch.undo()
+    assert list(read_trace(tmp_path).records()) == written
+
+
 def test_a_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "trace").mkdir()
     (tmp_path / "trace" / NAME.stream).symlink_to(tmp_path / "target")

@@ -22,7 +22,8 @@ from bitstep.faults import Fault
 from bitstep.state.processes import Processes
 from bitstep.train.layout import Layout
 from bitstep.train.norm import clip_, exact_norm
-from bitstep.train.optimizer import AdamW, OptimizerConfig
+from bitstep.train.optimizer import AdamW
+from bitstep.train.recipe import OptimizerConfig
 from bitstep.train.reduction import Counter, TreeReduceScatter, prepare, take_gradients
 
 FAN_INS = (2, 2, 2)
@@ -152,13 +153,20 @@ def run():
     return results
 
 
+def flat(results):
+    """The parts of all cases under "case|name"."""
+    return {f"{case}|{name}": part for case in results for name, part in results[case].items()}
+
+
 def main(folder):
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     results = run()
-    named = {f"{case}|{name}": part for case, parts in results.items() for name, part in parts.items()}
+    named = {
+        f"{case}|{name}": part for case, parts in results.items() for name, part in parts.items()
+    }
     np.savez(folder / f"{rank}.npz", **named)
     dist.barrier()
     sys.stdout.flush()

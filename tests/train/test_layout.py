@@ -85,7 +85,7 @@ def test_a_fault_names_the_stream_it_leaves_out():
     "text", ["", "fused", "restore-without", "restore-without=", "left-fold=", "left-fold=x"]
 )
 def test_another_fault_is_refused_with_the_names(text):
-    with pytest.raises(UsageError, match="use one of left-fold, .*, restore-without=STREAM"):
+    with pytest.raises(UsageError, match=r"use one of left-fold, .*, restore-without=STREAM"):
         parse_fault(text)
 
 

@@ -10,7 +10,7 @@ import torch
 from bitstep.errors import RecipeError
 from bitstep.state.processes import Processes
 from bitstep.train import norm_kernel
-from bitstep.train.norm import clip_, exact_norm
+from bitstep.train.norm import _rounded_sqrt, clip_, exact_norm
 
 ALONE = Processes(rank=0, world=1)
 
@@ -124,6 +124,13 @@ def test_known_values_are_exact():
     assert norm_of(torch.tensor([1.0, 1.0])) == math.sqrt(2.0)
     assert norm_of(torch.tensor([1e-45])) == 2.0**-149
     assert norm_of(torch.full((1 << 16,), 0.5)) == 128.0
+
+
+def test_a_root_just_off_the_middle_of_two_floats_is_rounded_to_its_side():
+    below, middle, above = 2**53 << 17, (2**53 + 1) << 17, (2**53 + 2) << 17
+    assert _rounded_sqrt(middle**2 - 1) == below
+    assert _rounded_sqrt(middle**2) == below  # the even one
+    assert _rounded_sqrt(middle**2 + 1) == above
 
 
 @pytest.mark.parametrize("tensors", [[], [torch.zeros(0)], [torch.zeros(5), -torch.zeros(3)]])

@@ -7,7 +7,8 @@ import torch
 from pydantic import ValidationError
 
 from bitstep.errors import RecipeError
-from bitstep.train.optimizer import AdamW, OptimizerConfig, _power
+from bitstep.train.optimizer import AdamW, _power
+from bitstep.train.recipe import OptimizerConfig
 
 CONFIG = OptimizerConfig(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 COUNT = 80

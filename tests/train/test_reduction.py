@@ -208,11 +208,7 @@ def joined(parts_by_name, case):
 @pytest.fixture(scope="module")
 def trained(one_process, tmp_path_factory):
     """By number of processes, the parts that they ended with: two launches for all tests below."""
-    alone = {
-        f"{case}|{name}": [part]
-        for case, parts in worker.run().items()
-        for name, part in parts.items()
-    }
+    alone = {name: [part] for name, part in worker.flat(worker.run()).items()}
     return {1: alone} | {w: launch(w, tmp_path_factory.mktemp(f"w{w}")) for w in (2, 4)}
 
 

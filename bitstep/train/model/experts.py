@@ -4,7 +4,7 @@
 2. The T x k choices are sorted by expert, stably: each expert gets one contiguous slice, its
    tokens in their order. An expert without tokens is not run, and its gradients stay None.
 3. The results go back to their tokens through the inverse permutation; the k of a token are
-   added in order of rank. Neither direction, forward or backward, adds by index.
+   added best choice first. Neither direction, forward or backward, adds by index.
 4. The shared expert sees every token.
 
 >>> order = torch.tensor([1, 0, 0, 1, 0]).argsort(stable=True)  # Choices: experts 1 0 0 1 0.
@@ -48,9 +48,8 @@ class Experts(nn.Module):
         inverse = order.argsort()
         rows = take_rows(tokens, order // routing.experts.shape[1], inverse)
         rows = take_rows(self._run(rows, routing.counts), inverse, order)
-        weighted = torch.unflatten(widen(rows), 0, (len(tokens), -1)) * routing.weights.unsqueeze(
-            -1
-        )
+        rows = torch.unflatten(widen(rows), 0, (len(tokens), -1))  # [T, k, hidden]
+        weighted = rows * routing.weights.unsqueeze(-1)
         mixed = reduce(torch.add, weighted.unbind(1)).to(x.dtype) + self.shared(tokens)
         losses = {"balance": routing.balance, "z": routing.z, "counts": routing.counts}
         return mixed.view_as(x), losses

@@ -69,6 +69,15 @@ def test_generators_of_the_process_do_not_reach_the_loss() -> None:
     assert all(same_bits(g, other_grads[name]) for name, g in grads.items() if g is not None)
 
 
+def test_every_dropout_of_a_model_is_keyed_by_its_own_path() -> None:
+    model = build(tiny_config(mtp_depth=2))
+    names = {path: m.name for path, m in model.named_modules() if isinstance(m, Dropout)}
+    assert len(names) == 8
+    assert all(path == name for path, name in names.items())
+    masks = {tuple(Dropout(0.5, name)(torch.ones(64), DRAW).tolist()) for name in names}
+    assert len(masks) == 8
+
+
 def test_dropout_zeroes_about_p_and_scales_the_rest() -> None:
     y = Dropout(0.25, "a")(torch.ones(100, 100), DRAW)
     assert set(y.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}

@@ -29,9 +29,10 @@ def logits(model: HybridModel, rows: torch.Tensor, draw: Draw = DRAW) -> list[to
     return seen
 
 
-def test_the_outputs_are_what_is_promised() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_outputs_are_what_is_promised(dtype: torch.dtype) -> None:
     config = tiny_config(pattern="EM*E", mtp_depth=2, mtp_pattern="E")
-    out = build(config)(tokens(config), DRAW)
+    out = build(config).to(dtype)(tokens(config), DRAW)
     counts = out.pop("expert_counts")
     assert set(out) == {"loss", "mtp_1", "mtp_2", "load_balancing", "z_loss", "total"}
     assert all(v.dtype == torch.float32 and v.shape == () for v in out.values())
@@ -49,13 +50,14 @@ def test_without_experts_there_are_no_counts_and_no_router_losses() -> None:
     assert out["load_balancing"].item() == out["z_loss"].item() == 0.0
 
 
-def test_coefficients_scale_what_is_added() -> None:
-    outs = []
-    for scale in (1.0, 4.0):
-        config = tiny_config(balance_loss=0.25 * scale, z_loss=0.5 * scale)
-        outs.append(build(config)(tokens(config), DRAW))
-    for name in ("load_balancing", "z_loss"):
-        assert outs[1][name].item() == 4 * outs[0][name].item() > 0
+@pytest.mark.parametrize(
+    ("name", "coefficient"), [("load_balancing", "balance_loss"), ("z_loss", "z_loss")]
+)
+def test_each_coefficient_scales_its_own_loss(name: str, coefficient: str) -> None:
+    rows = tokens(tiny_config())
+    small, large = (build(tiny_config(**{coefficient: value}))(rows, DRAW) for value in (0.25, 1.0))
+    assert large[name].item() == 4 * small[name].item() > 0
+    assert [n for n in small if not same_bits(small[n], large[n])] == [name, "total"]
 
 
 def test_biases_come_in_the_order_of_the_counts() -> None:

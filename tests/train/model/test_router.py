@@ -85,7 +85,7 @@ def test_balance_is_one_when_even_and_experts_when_collapsed() -> None:
 
 
 def test_balance_of_sigmoid_scores_uses_their_shares() -> None:
-    scores = torch.tensor([[0.9, 0.3], [0.6, 0.2]])
+    scores = torch.tensor([[0.9, 0.3], [0.3, 0.1]])
     # Shares 3/4 and 1/4 in both rows; all choices went to expert 0.
     assert balance(scores, torch.tensor([2, 0]), 1).item() == pytest.approx(2 * 0.75)
 
