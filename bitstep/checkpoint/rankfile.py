@@ -11,7 +11,7 @@ Parts are read with pread and not mapped: a mapped file that shrinks, or a disk 
 the process with SIGBUS and no name.
 
 >>> plan([("step/count@", "int64", ())])[0][8:]
-b'{"step/count@":{"data_offsets":[0,8],"dtype":"I64","shape":[]}}   '
+b'{"step/count@":{"data_offsets":[0,8],"dtype":"I64","shape":[]}} '
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ A worker of our launcher writes its line to the launcher instead, which tells ea
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -68,7 +69,8 @@ def describe(error: BaseException) -> tuple[str, bool]:
         return f"{error.name} is not installed: pip install 'bitstep[{extra}]'", True
     if isinstance(error, OSError) and error.strerror:
         named = f"{error.filename}: " if error.filename else ""
-        return f"{named}{error.strerror}", True
+        hint = "; make room, then add --resume" if error.errno == errno.ENOSPC else ""
+        return f"{named}{error.strerror}{hint}", True
     cause = _one_line(f"{type(error).__name__}: {error}")
     return f"{cause}; this is a mistake in bitstep, -v shows where", False
 

@@ -101,8 +101,13 @@ def show(value: object, lines: Iterable[str], as_json: bool) -> None:
 
 
 def numbers(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    """Callback of an option whose value is numbers from 1, separated by commas."""
-    words = text.split(",")
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise click.BadParameter(f"{text!r}: give numbers from 1, separated by commas: 1,2,4")
-    return tuple(int(word) for word in words)
+    """Callback of an option whose value is different numbers from 1, separated by commas."""
+    found: list[int] = []
+    for word in text.split(","):
+        if not (word.isascii() and word.isdecimal() and int(word) > 0):
+            hint = "separate them by commas: 1,2,4"
+            raise click.BadParameter(f"{word!r} is not a number from 1; {hint}")
+        if int(word) in found:
+            raise click.BadParameter(f"{word} is there twice")
+        found.append(int(word))
+    return tuple(found)

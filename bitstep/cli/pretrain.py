@@ -78,6 +78,7 @@ def pretrain(
     Example: bitstep pretrain nano -o runs/first --processes 2
     """
     from bitstep.launch.pretrain import Order, pretrain_command
+    from bitstep.launch.torchrun import is_supervised
 
     order = Order(
         recipe=recipe,
@@ -89,20 +90,18 @@ def pretrain(
         habits=level_words(),
     )
     screen = Steps()
+
+    def tell(ended: Ended) -> None:
+        screen.close()
+        line = f"{ended.status} at step {ended.step}, state root {ended.root}, {order.run}"
+        show({"run": str(order.run), **asdict(ended)}, [line], as_json)
+
+    # A worker of our launcher leaves the answer to it.
+    answer = None if is_supervised() else _acknowledge
     try:
-        return pretrain_command(
-            order,
-            show=screen,
-            tell=lambda ended: _tell(ended, order.run, as_json),
-            on_signal=_acknowledge,
-        )
+        return pretrain_command(order, show=screen, tell=tell, on_signal=answer)
     finally:
         screen.close()
-
-
-def _tell(ended: Ended, run: Path, as_json: bool) -> None:
-    value = {"run": str(run), **asdict(ended)}
-    show(value, [f"{ended.status} at step {ended.step}, state root {ended.root}, {run}"], as_json)
 
 
 def _acknowledge(received: signal.Signals) -> None:

@@ -14,7 +14,8 @@ import click
 
 from bitstep.cli import bitstep
 
-WIDTH = 100
+WIDTH = 96
+"""Of the help texts; a page of Markdown shows no more."""
 
 HEAD = """# The command line
 
@@ -52,7 +53,8 @@ def _walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Comman
 
 
 def _section(path: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH)
+    settings = {**bitstep.context_settings, "terminal_width": WIDTH}
+    context = click.Context(command, info_name=path, **settings)
     return f"## {path}\n\n```text\n{command.get_help(context)}\n```\n"
 
 

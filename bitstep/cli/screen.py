@@ -3,7 +3,7 @@
 1. `Steps` shows a training: a bar on a terminal; elsewhere a line now and then.
 2. `working` turns a wheel on a terminal while something without steps takes its time.
 
-    step 120/300  loss 2.8147  norm 0.912  4210 tokens/s  0:41 left  root 5f3c09aa
+    step 120/300  loss 2.8147  norm 0.912  4210 tokens/s  0:00:41 left  root 5f3c09aa
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -57,12 +58,14 @@ class Steps:
             self._bar.add_task("", total=progress.steps)
             self._bar.start()
         line = step_line(progress, self._seconds)
-        self._bar.update(self._bar.task_ids[0], completed=progress.result.step, description=line)
+        task = self._bar.task_ids[0]
+        self._bar.update(task, completed=progress.result.step, description=line, refresh=True)
 
     def close(self) -> None:
-        """Leave the bar as it is and give the terminal back."""
+        """Leave the bar as it is and give the terminal back. Once more does nothing."""
         if self._bar is not None:
             self._bar.stop()
+            self._bar = None
 
 
 def _bar() -> Bar:
@@ -87,13 +90,13 @@ def _is_notable(progress: Progress) -> bool:
 def step_line(progress: Progress, seconds: float) -> str:
     """One step as a line; `seconds` is the mean time of a step."""
     metrics = progress.result.metrics
-    left = round((progress.steps - progress.result.step) * seconds)
+    left = timedelta(seconds=round((progress.steps - progress.result.step) * seconds))
     words = [
         f"step {progress.result.step}/{progress.steps}",
         f"loss {metrics['loss']:.4f}",
         f"norm {metrics['grad_norm']:.3f}",
         f"{metrics['tokens'] / progress.seconds:.0f} tokens/s",
-        f"{left // 60}:{left % 60:02d} left",
+        f"{left} left",
         f"root {progress.result.roots['state']:016x}"[:13],
     ]
     if progress.evaluation is not None:

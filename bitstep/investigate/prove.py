@@ -207,6 +207,9 @@ class _Judge:
                 return f"{name} did not finish (end marker: {attempts[-1].status}): see {name}.log"
             if not attempts[-1].trace.complete:
                 return f"{name}: {attempts[-1].damage[0]}"
+            missing = _missing_processes(self._plan.run(name), attempts[-1].trace.processes)
+            if missing:
+                return f"{name}: no trace of process {missing[0]}: see {name}.log"
             return merge([rows_of(attempt) for attempt in attempts])
         except BitstepError as problem:
             return f"{name}: {problem}"
@@ -265,6 +268,12 @@ class _Judge:
         if applies(recipe):
             return "inert", reason
         return "missed", "no other stream differs, and it is not on the reviewed list"
+
+
+def _missing_processes(run: Path, recorded: Sequence[int]) -> list[int]:
+    """Processes of the last attempt that left no trace: only the manifest knows of them."""
+    keys = read_manifest(run)[-1].manifest.keys
+    return sorted(set(range(keys["layout.physical.processes"])) - set(recorded))
 
 
 def _final_root(run: Path) -> str:

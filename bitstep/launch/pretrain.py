@@ -20,7 +20,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from bitstep.errors import RunError, UsageError
 from bitstep.faults import parse_fault
@@ -136,7 +136,7 @@ def _work(
     stop: StopRequest,
     show: Callable[[Progress], None],
     tell: Callable[[Ended], None],
-) -> NoReturn:
+) -> int:
     world = int(os.environ["WORLD_SIZE"])
     if order.processes not in (1, world):
         raise UsageError(
@@ -145,9 +145,10 @@ def _work(
     ended, processes = _train(order, resolved, stop, show)
     if processes.rank == 0 and not is_supervised():
         tell(ended)
-    from bitstep.launch.worker import leave
+    from bitstep.launch.worker import wait_for_all
 
-    leave(ended.exit, processes)
+    wait_for_all(processes)
+    return ended.exit
 
 
 def _supervise(order: Order, recipe: Recipe, stop: StopRequest) -> Ended:

@@ -84,7 +84,11 @@ def write_error(message: str, is_user_error: bool) -> None:
 
 
 def abandon(status: int) -> NoReturn:
-    """End this worker now. It waits for no peer and tears nothing down."""
+    """End this worker now: it waits for no peer and tears nothing down.
+
+    gloo aborts now and then while its group or the interpreter is torn down, after all work is
+    done: in 2 of 2 runs with destroy_process_group alone, in 0 of 8 that ended like this.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -90,7 +90,7 @@ def log_text(run: Path, last: int | None = None) -> str:
 def _damage(attempts: Iterable[AttemptTrace]) -> Iterator[tuple[int, str]]:
     for attempt in attempts:
         for text in attempt.damage:
-            yield attempt.number, printable(text)
+            yield attempt.number, text
 
 
 def _steps(attempts: Sequence[AttemptTrace]) -> list[_Step]:

@@ -21,7 +21,7 @@ from bitstep.checkpoint import prune, restore, save
 from bitstep.contract.collect import collect
 from bitstep.contract.manifest import Manifest
 from bitstep.data.corpus import Corpus
-from bitstep.faults import Fault
+from bitstep.faults import PAUSE, Fault
 from bitstep.state.processes import Processes
 from bitstep.trace import TraceWriter
 from bitstep.train.attempt import (
@@ -82,7 +82,7 @@ def pretrain(
             log.warning("skipped a checkpoint: %s", reason)
         if opening.checkpoint is not None:
             log.info("goes on from %s", opening.checkpoint)
-            omitted = fault.stream if fault is not None else None
+            omitted = None if fault is None else fault.of("restore-without")
             restore(opening.checkpoint, engine.state, processes, omit=omitted)
         with TraceWriter(attempt_folder(run, opening.attempt), processes.rank) as trace:
             end = _steps(engine, trace, run, should_stop, report)
@@ -144,13 +144,13 @@ def _save_due(engine: Engine, step: int) -> bool:
 def _save(engine: Engine, run: Path) -> Path:
     settings, folder = engine.recipe.run, checkpoints_folder(run)
     step = engine.state.values["step"]["step"]
-    path = save(
-        folder,
-        step,
-        engine.state,
-        engine.processes,
-        progress=lambda position: log.debug("step %d: checkpoint: %s", step, position),
-    )
+
+    def reached(position: str) -> None:
+        log.debug("step %d: checkpoint: %s", step, position)
+        if engine.fault is not None and engine.fault.of("pause-at") == position:
+            time.sleep(PAUSE)
+
+    path = save(folder, step, engine.state, engine.processes, reached)
     if engine.processes.rank == 0:
         prune(folder, settings.keep_last, settings.keep_every)
     engine.processes.barrier()

@@ -68,7 +68,10 @@ def test_what_has_no_marker_is_replaced(tmp_path):
 
 def test_a_damaged_checkpoint_of_the_same_step_is_put_aside_and_written_anew(tmp_path):
     checkpoint = saved(tmp_path)
-    (checkpoint / "rank-00001.safetensors").write_bytes(b"damaged")
+    path = checkpoint / "rank-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    with pytest.raises(CheckpointError, match="rank-00001"):
+        verify(checkpoint)
     saved(tmp_path)
     verify(checkpoint)
     aside = next(path for path in tmp_path.iterdir() if path != checkpoint)

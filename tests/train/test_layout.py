@@ -78,7 +78,7 @@ def test_a_fault_prints_as_it_is_written(text):
 
 def test_a_fault_names_the_stream_it_leaves_out():
     assert parse_fault("restore-without=random") == Fault("restore-without", "random")
-    assert parse_fault("left-fold").stream is None
+    assert parse_fault("left-fold").argument is None
 
 
 @pytest.mark.parametrize(
