@@ -78,7 +78,7 @@ class Site(NamedTuple):
     """start, data, forward, backward, exchange, reduce, scale, clip, optimizer, gather,
     checkpoint or eval."""
     slot: str
-    """in.0, out.0, mutated.1, param, grad, state.exp_avg, rng, args, batch, metric.loss, root ..."""
+    """in.0, out.0, mutated.1, param, grad, state.exp_avg, rng, args, batch, metric.loss, root."""
     pass_: str = "primary"
     """primary, recompute, input-grad or weight-grad."""
     microbatch: int = -1

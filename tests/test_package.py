@@ -92,7 +92,7 @@ def test_public_names_are_sorted_complete_and_there():
     for name in bitstep.__all__:
         assert getattr(bitstep, name) is not None
     with pytest.raises(AttributeError, match="module 'bitstep' has no attribute 'nothing'"):
-        bitstep.nothing
+        getattr(bitstep, "nothing")  # noqa: B009  # as a plain attribute it is no expression
 
 
 def test_public_names_are_those_of_their_rooms():
@@ -137,7 +137,7 @@ def test_links_lead_somewhere(page):
     ],
 )
 def test_every_dependency_has_its_reason(heading, wanted):
-    rows = re.findall(r"^\| ([\w-]+) \| \S", _section("docs/dependencies.md", heading), re.M)
+    rows = re.findall(r"^\| (\w[\w-]*) \| \S", _section("docs/dependencies.md", heading), re.M)
     names = {re.match(r"[\w-]+", word).group() for word in wanted} - {"bitstep"}
     assert set(rows) - {"package"} == names
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitstep.checkpoint.folder import Folder, open_folder
-from bitstep.checkpoint.format import TensorEntry
+from bitstep.checkpoint.format import TensorEntry, canonical
 from bitstep.checkpoint.load import load
 from bitstep.checkpoint.rankfile import bits
 from bitstep.records import Box
@@ -32,10 +32,20 @@ def differing_tensors(a: Path, b: Path) -> tuple[str, ...]:
     one, other = open_folder(a), open_folder(b)
     ours = {entry.path: entry for entry in one.index.tensors}
     theirs = {entry.path: entry for entry in other.index.tensors}
-    parted = [stream for stream in one.values if one.values[stream] != other.values.get(stream)]
+    parted = [
+        stream
+        for stream in sorted(one.values.keys() | other.values.keys())
+        # As text: in Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+        if canonical(one.values.get(stream)) != canonical(other.values.get(stream))
+    ]
     for path in sorted(ours.keys() | theirs.keys()):
         mine, its = ours.get(path), theirs.get(path)
-        if mine is None or its is None or (mine.dtype, mine.shape) != (its.dtype, its.shape) or not torch.equal(_whole(one, mine), _whole(other, its)):
+        if (
+            mine is None
+            or its is None
+            or (mine.dtype, mine.shape) != (its.dtype, its.shape)
+            or not torch.equal(_whole(one, mine), _whole(other, its))
+        ):
             parted.append(path)
     return tuple(parted)
 

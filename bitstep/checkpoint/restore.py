@@ -22,11 +22,11 @@ from bitstep.checkpoint.entries import check_piece
 from bitstep.checkpoint.folder import Folder, open_folder
 from bitstep.checkpoint.format import INDEX, TensorEntry, hexadecimal, index_text
 from bitstep.checkpoint.load import load
-from bitstep.checkpoint.together import together
 from bitstep.checkpoint.verify import check_files
 from bitstep.errors import CheckpointError
 from bitstep.state.roots import whole_fingerprints
 from bitstep.state.streams import STREAMS
+from bitstep.state.together import together
 
 if TYPE_CHECKING:
     from bitstep.state.processes import Processes

@@ -40,12 +40,12 @@ from bitstep.checkpoint.format import (
     step_name,
 )
 from bitstep.checkpoint.rankfile import write
-from bitstep.checkpoint.together import alone, together
 from bitstep.checkpoint.verify import verify
 from bitstep.errors import CheckpointError
 from bitstep.fingerprint import DEFINITION
 from bitstep.records import Fingerprint
 from bitstep.state.roots import state_root
+from bitstep.state.together import alone, together
 
 if TYPE_CHECKING:
     import torch

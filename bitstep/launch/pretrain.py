@@ -94,7 +94,7 @@ def pretrain_command(
     environment.apply(resolved.recipe.layout.threads)
     with catch_stop(on_signal) as stop:
         if is_worker():
-            _work(order, resolved, stop, show, tell)
+            return _work(order, resolved, stop, show, tell)
         if order.processes > 1:
             ended = _supervise(order, resolved.recipe, stop)
         else:

@@ -26,7 +26,6 @@ from typing import IO, Any
 from bitstep.checkpoint import newest
 from bitstep.checkpoint.disk import sync, write_text
 from bitstep.checkpoint.folder import open_folder
-from bitstep.checkpoint.together import alone
 from bitstep.contract.manifest import (
     Manifest,
     Parent,
@@ -36,6 +35,7 @@ from bitstep.contract.manifest import (
 )
 from bitstep.errors import CheckpointError, RunError
 from bitstep.state.processes import Processes
+from bitstep.state.together import alone
 
 LOCK, END = "lock", "end.json"
 

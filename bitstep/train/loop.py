@@ -23,6 +23,7 @@ from bitstep.contract.manifest import Manifest
 from bitstep.data.corpus import Corpus
 from bitstep.faults import PAUSE, Fault
 from bitstep.state.processes import Processes
+from bitstep.state.together import alone
 from bitstep.trace import TraceWriter
 from bitstep.train.attempt import (
     End,
@@ -151,9 +152,10 @@ def _save(engine: Engine, run: Path) -> Path:
             time.sleep(PAUSE)
 
     path = save(folder, step, engine.state, engine.processes, reached)
-    if engine.processes.rank == 0:
-        prune(folder, settings.keep_last, settings.keep_every)
-    engine.processes.barrier()
+    alone(
+        engine.processes,
+        lambda: list(map(str, prune(folder, settings.keep_last, settings.keep_every))),
+    )
     return path
 
 

@@ -96,6 +96,14 @@ def test_lazy_conjugates_and_negatives_hash_their_values(dtype):
     assert on_the_fallback(conjugate) == fingerprint(conjugate).sum
 
 
+def test_a_contiguous_lazy_negative_hashes_its_values():
+    tensor = torch.arange(1.0, 4.0)
+    negative = torch._neg_view(tensor)
+    assert negative.is_neg()
+    assert negative.is_contiguous()
+    assert fingerprint(negative) == fingerprint(-tensor) != fingerprint(tensor)
+
+
 def test_memory_that_is_not_aligned_to_a_lane():
     data = content(40_003)
     for shift in range(1, 9):

@@ -24,9 +24,7 @@ def test_the_first_difference_is_the_earliest_step_and_the_earliest_place_in_it(
     found = {later: (8, *F32), LOSS: (1, *F32), ROOT: (3, *F32)}
     difference = first_difference(expected, found)
     assert difference.site == ROOT
-    assert str(difference) == (
-        "step 1, optimizer, root: 0000000000000002 against 0000000000000003"
-    )
+    assert str(difference) == ("step 1, optimizer, root: 0000000000000002 against 0000000000000003")
 
 
 def test_a_logical_rank_is_named():

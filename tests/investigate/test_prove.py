@@ -119,9 +119,7 @@ def test_an_arm_whose_second_process_left_no_trace_is_unverified(tmp_path):
 
 
 def test_a_refuted_guarantee_weighs_more_than_an_unverified_one(tmp_path):
-    certificate = judged(
-        tmp_path, repeat={"end": False}, resume={"change": differs("parameters")}
-    )
+    certificate = judged(tmp_path, repeat={"end": False}, resume={"change": differs("parameters")})
     assert certificate.verdict.outcome is Outcome.DIFFERENT
 
 

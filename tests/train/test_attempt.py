@@ -84,7 +84,7 @@ def test_a_resume_may_come_from_another_host_or_by_declaration(tmp_path):
 def test_a_resume_is_refused_where_no_checkpoint_verifies(tmp_path):
     append_attempt(tmp_path, MANIFEST, None)
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="no checkpoint of .* verifies"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* verifies"):
         open_attempt(tmp_path, MANIFEST, resume=True, processes=ALONE)
 
 

@@ -1,4 +1,4 @@
-"""An attempt from start to end: saved and restored anywhere, it has the bits of one that was not."""
+"""An attempt from start to end: restored anywhere, it has the bits of one that never stopped."""
 
 import pytest
 from engine_fakes import TINY, tiny_engine, write_corpus
@@ -147,5 +147,3 @@ def test_a_run_that_is_finished_resumes_to_nothing(folder, tmp_path):
     end, _ = run_attempt(tmp_path / "run", folder, "run.save_every=6")
     again, seen = run_attempt(tmp_path / "run", folder, resume=True)
     assert (again.step, again.root, seen) == (6, end.root, [])
-
-

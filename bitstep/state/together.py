@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bitstep.errors import BitstepError, CheckpointError
+from bitstep import errors
+from bitstep.errors import BitstepError, RunError
 
 if TYPE_CHECKING:
     from bitstep.state.processes import Processes
@@ -24,13 +25,12 @@ Json = Any
 def together(processes: Processes, work: Callable[[], Json]) -> list[Json]:
     """Do work on every process; the results of all on process 0, an empty list on the others.
 
-    Raises CheckpointError on every process if it failed on any, with the message of the first.
+    Raises on every process if it failed on any: the BitstepError of the first that failed, or a
+    RunError for what was none.
     """
     everyone = processes.gather(_attempt(processes.rank, work))
     failures = [error for _, error in everyone or () if error]
-    failure = processes.broadcast(failures[0] if failures else None)
-    if failure:
-        raise CheckpointError(failure)
+    _raise(processes.broadcast(failures[0] if failures else None))
     return [result for result, _ in everyone or ()]
 
 
@@ -38,8 +38,7 @@ def alone(processes: Processes, work: Callable[[], Json]) -> Json:
     """Do work on process 0 only; its result on every process. Raises like `together`."""
     mine = _attempt(0, work) if processes.rank == 0 else None
     result, error = processes.broadcast(mine)
-    if error:
-        raise CheckpointError(error)
+    _raise(error)
     return result
 
 
@@ -48,6 +47,12 @@ def _attempt(rank: int, work: Callable[[], Json]) -> list[Json]:
     try:
         return [work(), None]
     except BitstepError as error:
-        return [None, str(error)]
+        return [None, [type(error).__name__, str(error)]]
     except Exception as error:  # whatever it is, the others must hear of it
-        return [None, f"process {rank}: {type(error).__name__}: {error}"]
+        return [None, [RunError.__name__, f"process {rank}: {type(error).__name__}: {error}"]]
+
+
+def _raise(error: list[str] | None) -> None:
+    if error is not None:
+        kind, message = error
+        raise getattr(errors, kind)(message)
