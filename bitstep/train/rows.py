@@ -57,7 +57,8 @@ def _metric_rows(step: int, metrics: Mapping[str, float]) -> Iterator[Record]:
     for name, value in metrics.items():
         slot = f"metric.{name}"
         site = Site(step, WHOLE_RUN, _PHASE.get(slot, "forward"), slot)
-        yield Record(-1, site, metric_bits(value, "float64"), "float64")
+        dtype = "int64" if isinstance(value, int) else "float64"
+        yield Record(-1, site, metric_bits(value, dtype), dtype)
 
 
 def _leaf_rows(result: StepResult, layout: Layout) -> Iterator[Record]:

@@ -89,7 +89,10 @@ def state_roots(engine: Engine) -> dict[str, int]:
         stream: root({path: f for path, f in prints.items() if path.startswith(f"{stream}/")})
         for stream in TENSOR_STREAMS
     }
-    values = {name: value_fingerprint(v).sum for name, v in engine.state.values.items()}
+    values = {
+        stream: root({stream: value_fingerprint(value)})
+        for stream, value in engine.state.values.items()
+    }
     return tensors | values | {"state": state_root(prints, engine.state.values)}
 
 
