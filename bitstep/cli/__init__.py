@@ -18,7 +18,16 @@ from typing import NoReturn
 
 import click
 
-from bitstep.cli import bench, checkpoint, log, manifest, pretrain, prove, recipes
+from bitstep.cli import (
+    bench,
+    checkpoint,
+    documents,
+    log,
+    manifest,
+    pretrain,
+    prove,
+    recipes,
+)
 from bitstep.cli.failures import status_of
 from bitstep.cli.habits import level, reset_level, version
 from bitstep.launch.parent import die_with_parent
@@ -42,6 +51,7 @@ for verb in (
     pretrain.pretrain,
     prove.prove,
     log.log,
+    documents.documents,
     checkpoint.checkpoint,
     manifest.manifest,
     bench.bench,

@@ -111,7 +111,7 @@ def run_workers(
         if stop is not None:
             stop.pass_to(file)
         with _environment({**parent.child_environment(), FILE_VARIABLE: str(file)}):
-            return _launch(words, processes, Path(folder) / "agent")
+            return _launch(words, processes, Path(folder))
 
 
 @contextmanager
@@ -129,20 +129,20 @@ def _environment(added: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _launch(words: Sequence[str], processes: int, logs: Path) -> list[Failure]:
+def _launch(words: Sequence[str], processes: int, folder: Path) -> list[Failure]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
     _quieten_agent()
     try:
-        elastic_launch(_configuration(processes, logs), sys.executable)(*words)
+        elastic_launch(_configuration(processes, folder), sys.executable)(*words)
     except ChildFailedError as failed:
         found = [_failure(rank, child) for rank, child in failed.failures.items()]
         return sorted(found, key=_likeliness)
     return []
 
 
-def _configuration(processes: int, logs: Path) -> LaunchConfig:
+def _configuration(processes: int, folder: Path) -> LaunchConfig:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -151,8 +151,11 @@ def _configuration(processes: int, logs: Path) -> LaunchConfig:
         max_nodes=1,
         nproc_per_node=processes,
         run_id=str(uuid.uuid4()),
+        # The agent unpickles what its meeting point holds. By default that is a port which every
+        # network of this machine can reach; here it is a file in a folder of our own.
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_configs={"store_type": "file"},
+        rdzv_endpoint=str(folder / "rendezvous"),
         # Without it the agent tells the workers this machine's full name, which laptops and
         # containers often cannot resolve.
         local_addr="localhost",
@@ -161,7 +164,7 @@ def _configuration(processes: int, logs: Path) -> LaunchConfig:
         # Not SIGTERM and SIGINT, which are ours; not SIGHUP, so that nohup works.
         signals_to_handle="SIGQUIT",
         # Else the agent leaves a folder in /tmp at every start.
-        logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "agent")),
         shutdown_timeout=SHUTDOWN,
     )
 

@@ -9,6 +9,7 @@ from bitstep.faults import Fault
 from bitstep.launch.worker import join, settle
 from bitstep.state.streams import STREAMS
 from bitstep.trace.run import read_run
+from bitstep.train.documents import documents_of
 from bitstep.train.loop import pretrain
 from bitstep.train.resolve import resolve
 from bitstep.train.step import state_roots, train_step
@@ -147,3 +148,31 @@ def test_a_run_that_is_finished_resumes_to_nothing(folder, tmp_path):
     end, _ = run_attempt(tmp_path / "run", folder, "run.save_every=6")
     again, seen = run_attempt(tmp_path / "run", folder, resume=True)
     assert (again.step, again.root, seen) == (6, end.root, [])
+
+
+def test_a_step_names_its_documents_and_checks_them_against_the_trace(folder, tmp_path):
+    run_attempt(tmp_path / "run", folder, stop_after=3)
+    named = documents_of(tmp_path / "run", 2)
+    engine = tiny_engine(folder)
+    expected = engine.training_data.documents(engine.recipe.sequences_per_step, 4)
+    assert named == expected
+    with pytest.raises(BitstepError, match="has not recorded step 9"):
+        documents_of(tmp_path / "run", 9)
+
+
+def test_documents_of_a_corpus_that_changed_are_refused(tmp_path):
+    own = write_corpus(tmp_path / "corpus")
+    run_attempt(tmp_path / "run", own, stop_after=1)
+    (own / "document-03.txt").write_text("another text\n" * 40)
+    with pytest.raises(BitstepError, match="has changed"):
+        documents_of(tmp_path / "run", 1)
+
+
+def test_documents_of_a_branch_with_other_data_are_refused_for_the_steps_before_it(
+    folder, tmp_path
+):
+    run_attempt(tmp_path / "run", folder, stop_after=2)
+    run_attempt(tmp_path / "run", folder, "run.seed=8", resume=True)
+    with pytest.raises(BitstepError, match="the recorded batch is not the one of this recipe"):
+        documents_of(tmp_path / "run", 1)
+    assert len(documents_of(tmp_path / "run", 4)) == 4

@@ -1,0 +1,42 @@
+"""The commands in README.md and docs/tour.md, typed as they stand there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOT_HERE = ("make ", "pip ", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=")
+"""The first two install; the third is for a cluster, and tried by the launcher's own tests."""
+
+
+def commands(document):
+    inside, found = False, []
+    for line in (ROOT / document).read_text().splitlines():
+        if line.startswith("```"):
+            inside = line == "```sh"
+        elif inside and line and not line.startswith(NOT_HERE):
+            found.append(line.partition("  #")[0].strip())
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("document", ["README.md", "docs/tour.md"])
+def test_every_command_does_what_it_says(document, tmp_path):
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands(document):
+        expected = 1 if "--fault" in command else 0
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env={**os.environ, "PATH": path},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == expected, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_documents_have_commands_to_run():
+    assert "bitstep prove nano --steps 12 --processes 1,2 -o runs/proof" in commands("docs/tour.md")
+    assert len(commands("README.md")) >= 5
