@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +46,7 @@ class Arm:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "bitstep", *words],
+                [*parent.interpreter(), "-m", "bitstep", *words],
                 env={**os.environ, **parent.child_environment(), **env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

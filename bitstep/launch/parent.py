@@ -1,7 +1,9 @@
-"""A process that bitstep started ends with the process that started it, even by SIGKILL.
+"""A process that bitstep started runs the same code, and ends with the process that started it.
 
-The starter puts its process id into BITSTEP_PARENT; the started process asks the kernel, first
-thing, to be killed when that process is gone. Linux only; elsewhere nothing is asked.
+1. The starter puts its process id into BITSTEP_PARENT; the started process asks the kernel, first
+   thing, to be killed when that process is gone. Linux only; elsewhere nothing is asked.
+2. `interpreter` is the Python of this process, told not to import from the current folder, which
+   may hold a `random.py` of its own: the console script does not look there, `python -m` would.
 
 >>> child_environment()["BITSTEP_PARENT"] == str(os.getpid())
 True
@@ -13,9 +15,17 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 VARIABLE = "BITSTEP_PARENT"
 PR_SET_PDEATHSIG = 1
+
+
+def interpreter() -> list[str]:
+    """The first words of a command that runs our code in a process of its own."""
+    home = Path(__file__).parents[2]
+    # Run from a checkout that is not installed, the current folder is where we are.
+    return [sys.executable] if home == Path.cwd() else [sys.executable, "-P"]
 
 
 def child_environment() -> dict[str, str]:

@@ -66,7 +66,7 @@ class Failure:
 
 def is_worker() -> bool:
     """Whether torchrun, ours or any, started this process."""
-    return "RANK" in os.environ
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_supervised() -> bool:
@@ -135,7 +135,8 @@ def _launch(words: Sequence[str], processes: int, folder: Path) -> list[Failure]
 
     _quieten_agent()
     try:
-        elastic_launch(_configuration(processes, folder), sys.executable)(*words)
+        python, *safely = parent.interpreter()
+        elastic_launch(_configuration(processes, folder), python)(*safely, *words)
     except ChildFailedError as failed:
         found = [_failure(rank, child) for rank, child in failed.failures.items()]
         return sorted(found, key=_likeliness)

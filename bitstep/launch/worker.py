@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.deterministic
 
-from bitstep.launch.torchrun import abandon
+from bitstep.launch.torchrun import abandon, is_worker
 from bitstep.state.processes import Processes
 
 
@@ -45,7 +45,7 @@ def join() -> Processes:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    if "RANK" in os.environ:
+    if is_worker():
         dist.init_process_group(backend)
     else:
         # FSDP2 wants a group even for one; this one opens no port.

@@ -58,7 +58,7 @@ def build(
     mesh = init_device_mesh(processes.device.type, (processes.world,))
     seed = recipe.run.seed
     if fault is not None and fault.kind == "wall-clock-seed":
-        seed = time.time_ns()
+        seed = processes.broadcast(time.time_ns())
     model = _sharded_model(recipe, layout, mesh, seed, fault)
     parameters = list(_parameter_pieces(model))
     optimizer = AdamW(

@@ -101,6 +101,7 @@ def test_our_own_mistake_is_not_the_users():
 
 def test_a_worker_of_our_launcher_tells_the_launcher_alone(broken, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("BITSTEP_STOP_FILE", str(tmp_path / "stop"))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     broken(CheckpointError("shard 3 is damaged"))
@@ -113,6 +114,7 @@ def test_a_worker_of_our_launcher_tells_the_launcher_alone(broken, capsys, tmp_p
 
 def test_a_worker_of_another_torchrun_tells_both(broken, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     broken(CheckpointError("shard 3 is damaged"))
     assert run(["broken"]) == 2

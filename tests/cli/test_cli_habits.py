@@ -28,6 +28,7 @@ def test_the_verbs_are_these():
         "bitstep bench tax",
         "bitstep checkpoint show",
         "bitstep checkpoint verify",
+        "bitstep documents",
         "bitstep log",
         "bitstep manifest diff",
         "bitstep manifest show",

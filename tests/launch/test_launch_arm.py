@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 
@@ -9,7 +10,7 @@ from bitstep.launch.arm import Arm, run_arm
 
 
 @pytest.fixture
-def slow(tmp_path, monkeypatch):
+def slow(tmp_path):
     """A package `bitstep` in a folder of its own, whose command never ends and has one child."""
     (tmp_path / "bitstep").mkdir()
     (tmp_path / "bitstep" / "__init__.py").touch()
@@ -23,11 +24,16 @@ def slow(tmp_path, monkeypatch):
         "print('started', flush=True)\n"
         "time.sleep(60)\n"
     )
-    monkeypatch.chdir(tmp_path)  # python -m looks here first
-    return {}
+    return {"PYTHONPATH": str(tmp_path)}
 
 
 def start(words, env, log):
+    """Started outside the checkout, where `python -m` would find the real package."""
+    with contextlib.chdir(log.parent):
+        return _start(words, env, log)
+
+
+def _start(words, env, log):
     arm = Arm.start(words, env, log)
     wait_until(lambda: "started" in log.read_text(), seconds=20)
     return arm
@@ -39,6 +45,12 @@ def test_an_arm_is_a_fresh_bitstep_with_a_log(tmp_path):
     assert result.exit == 0
     assert result.seconds > 0
     assert log.read_text().startswith("bitstep ")
+
+
+def test_an_arm_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "click.py").write_text("raise SystemExit('the wrong click')\n")
+    monkeypatch.chdir(tmp_path)
+    assert run_arm(["--version"], {}, tmp_path / "log", timeout=60).exit == 0
 
 
 def test_an_arm_gives_back_the_status_of_its_command(tmp_path):

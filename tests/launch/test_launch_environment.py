@@ -7,6 +7,7 @@ import pytest
 
 from bitstep.errors import RunError
 from bitstep.launch.environment import apply, environment
+from bitstep.launch.torchrun import is_worker
 
 
 @pytest.fixture
@@ -78,3 +79,11 @@ def test_a_worker_settles_torch_and_makes_a_group_of_one():
         [sys.executable, "-W", "error", "-c", SETTLE], capture_output=True, text=True, timeout=120
     )
     assert (done.stdout, done.stderr, done.returncode) == ("settled\n", "", 0)
+
+
+def test_a_rank_without_a_world_is_no_worker(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert not is_worker()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert is_worker()

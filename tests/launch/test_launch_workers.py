@@ -30,8 +30,23 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_sigterm_reaches_the_workers_without_killing_any(folder):
-    launcher = launch(folder, UNTIL_STOPPED)
+@pytest.fixture
+def start(folder):
+    """Starts a launcher that does not outlive the test, even when the test fails."""
+    started = []
+
+    def start(worker):
+        started.append(launch(folder, worker))
+        return started[-1]
+
+    yield start
+    for launcher in started:
+        launcher.kill()
+        launcher.communicate()
+
+
+def test_sigterm_reaches_the_workers_without_killing_any(folder, start):
+    launcher = start(UNTIL_STOPPED)
     pids = ready_pids(folder)
     launcher.send_signal(signal.SIGTERM)
     out, err = launcher.communicate(timeout=60)
@@ -43,8 +58,8 @@ def test_sigterm_reaches_the_workers_without_killing_any(folder):
     assert leftovers(folder) == []
 
 
-def test_a_dead_process_ends_the_others_and_is_named_as_the_cause(folder):
-    launcher = launch(folder, ONE_DIES)
+def test_a_dead_process_ends_the_others_and_is_named_as_the_cause(folder, start):
+    launcher = start(ONE_DIES)
     out, _ = launcher.communicate(timeout=120)
     seconds = time.time() - float((folder / "died").read_text())
     first = json.loads(out.splitlines()[0])[0]
@@ -53,16 +68,16 @@ def test_a_dead_process_ends_the_others_and_is_named_as_the_cause(folder):
     assert not any_running(ready_pids(folder))
 
 
-def test_a_killed_launcher_leaves_no_orphans(folder):
-    launcher = launch(folder, UNTIL_STOPPED)
+def test_a_killed_launcher_leaves_no_orphans(folder, start):
+    launcher = start(UNTIL_STOPPED)
     pids = ready_pids(folder)
     launcher.kill()
     launcher.communicate(timeout=10)
     wait_until(lambda: not any_running(pids), seconds=5)
 
 
-def test_the_error_of_one_worker_is_told_once_and_nothing_else_is(folder):
-    launcher = launch(folder, ONE_REFUSES)
+def test_the_error_of_one_worker_is_told_once_and_nothing_else_is(folder, start):
+    launcher = start(ONE_REFUSES)
     out, err = launcher.communicate(timeout=60)
     assert json.loads(out.splitlines()[0])[0] == [
         1,
@@ -74,8 +89,8 @@ def test_the_error_of_one_worker_is_told_once_and_nothing_else_is(folder):
 
 
 @pytest.mark.long
-def test_a_worker_that_hears_nothing_is_killed_in_the_stated_time(folder):
-    launcher = launch(folder, ONE_DIES_ONE_IS_DEAF)
+def test_a_worker_that_hears_nothing_is_killed_in_the_stated_time(folder, start):
+    launcher = start(ONE_DIES_ONE_IS_DEAF)
     pids = ready_pids(folder)
     began = time.monotonic()
     out, _ = launcher.communicate(timeout=2 * DEAD_PROCESS_ENDS_OTHERS)
