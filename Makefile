@@ -26,11 +26,12 @@ demo: $(READY)
 	$(BIN)/bitstep log demo/run | tail -n 5
 	$(BIN)/bitstep prove nano --steps 12 --processes 1,2 -o demo/proof
 
+# A file at a time on each core: files share what is dear to set up, such as a launch.
 test: $(READY)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile
 
 test-long: $(READY)
-	$(BIN)/pytest -m long
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m long
 
 check: $(READY)
 	$(BIN)/ruff check

@@ -24,7 +24,7 @@ from bitstep.launch.torchrun import is_supervised, is_worker, write_error
 
 logger = logging.getLogger("bitstep")
 
-EXTRAS = {"torch": "torch", "numba": "torch", "safetensors": "torch", "xxhash": "bench"}
+EXTRAS = {"torch": "torch", "numba": "torch", "xxhash": "bench"}
 """Which optional part of the package brings what."""
 
 

@@ -22,7 +22,6 @@ CLASSES: tuple[tuple[str, KeyClass, str], ...] = (
     ("hardware.cpu.cache", MUST, "libraries size their blocks, and so their sums, by it"),
     ("hardware.*", MUST, "kernels are chosen by it"),
     ("software.pyarrow", MAY, "it writes traces and computes nothing"),
-    ("software.safetensors", MAY, "it writes checkpoints, which are verified by their own sums"),
     ("software.libc", MUST, "scalar code calls its mathematics"),
     ("software.*", MUST, "another version may compute other bits"),
     ("settings.threads.*", MUST, "the order of summation depends on it"),

@@ -38,7 +38,7 @@ ENVIRONMENT = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TRITON_CACHE_AUTOTUNING",
 )  # fmt: skip
 """Names of the environment variables that are kept."""
-PACKAGES = ("numpy", "numba", "llvmlite", "pyarrow", "safetensors", "triton")
+PACKAGES = ("numpy", "numba", "llvmlite", "pyarrow", "triton")
 """Of which the installed version is kept, or null."""
 FLAGS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sse4", "sve", "vaes", "vpclmul")
 """Beginnings of the CPU flags by which kernels are chosen."""

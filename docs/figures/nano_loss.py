@@ -1,6 +1,6 @@
 """Draw docs/figures/nano_loss.svg from the trace of a run.
 
-    python docs/figures/nano_loss.py demo/run docs/figures/nano_loss.svg
+python docs/figures/nano_loss.py demo/run docs/figures/nano_loss.svg
 """
 
 import sys

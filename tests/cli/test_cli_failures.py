@@ -63,7 +63,7 @@ def test_v_shows_the_traceback(broken, capsys):
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("torch", "torch"), ("numba", "torch"), ("safetensors", "torch"), ("xxhash", "bench")],
+    [("torch", "torch"), ("numba", "torch"), ("xxhash", "bench")],
 )
 def test_a_missing_package_is_answered_with_its_pip_line(name, extra, broken, capsys):
     broken(ModuleNotFoundError(f"No module named '{name}'", name=name))
