@@ -23,8 +23,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	rm -rf demo
 	$(BIN)/bitstep pretrain nano -o demo/run
-	$(BIN)/bitstep log demo/run | tail -n 5
-	$(BIN)/bitstep prove nano --steps 12 --processes 1,2 -o demo/proof
+	$(BIN)/bitstep log demo/run | head -n 12
+	$(BIN)/bitstep prove nano --steps 12 --processes 1,2,4 -o demo/proof
 
 # A file at a time on each core: files share what is dear to set up, such as a launch.
 test: $(READY)

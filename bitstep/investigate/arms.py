@@ -3,7 +3,8 @@
     reference       on the first number of processes; saves nothing before its end
     repeat          the same again, and never saves at all
     processes-W     one arm for each other number of processes
-    resume          saves on the way, is killed with SIGKILL at a seeded moment, and goes on
+    resume          on the second number; saves on the way, is killed with SIGKILL at a seeded
+                    moment, and goes on
     resume-again    goes on from a copy of what the kill left, on the first number of processes
     without-STREAM  the same with one stream left out of the restore: a control, must be caught
 
@@ -61,6 +62,10 @@ class Plan:
     def resume_processes(self) -> int:
         """The second number of processes, where there is one."""
         return self.processes[min(1, len(self.processes) - 1)]
+
+    def whole_arm(self, processes: int) -> str:
+        """The arm that trains from start to end on that many processes."""
+        return "reference" if processes == self.processes[0] else f"processes-{processes}"
 
     def run(self, arm: str) -> Path:
         """The run directory of an arm."""

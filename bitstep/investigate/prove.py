@@ -2,8 +2,8 @@
 
 1. `run_arms` runs every arm in fresh processes.
 2. An arm counts only if its last attempt wrote its end marker.
-3. Each guarantee compares arms with the reference: every row of every step, then the final state,
-   byte by byte.
+3. Each guarantee compares arms with one that they must equal: every row of every step, then the
+   final state, byte by byte.
 4. Each control left one stream out of its restore: another stream must differ later.
 5. The certificate says what was compared and what was found.
 
@@ -162,13 +162,15 @@ def _plan(
 
 def _judge(plan: Plan, recipe: Recipe, reports: tuple[ArmReport, ...]) -> Certificate:
     judge = _Judge(plan)
-    layouts = [f"processes-{w}" for w in plan.processes[1:]]
+    layouts = [plan.whole_arm(w) for w in plan.processes[1:]]
     guarantees = [
-        judge.guarantee("repeatability", ["repeat"]),
-        judge.guarantee("exact resume", ["resume", "resume-again"]),
+        judge.guarantee("repeatability", "reference", ["repeat"]),
+        judge.guarantee("exact resume", plan.whole_arm(plan.resume_processes), ["resume"]),
     ]
     if layouts:
-        guarantees.append(judge.guarantee("layout freedom", layouts))
+        # What one number of processes saved, another one restored: that is layout, too.
+        arms = [*layouts, "resume-again"]
+        guarantees.append(judge.guarantee("layout freedom", "reference", arms))
     reference = judge.arm("reference")
     return Certificate(
         recipe=plan.recipe,
@@ -214,33 +216,33 @@ class _Judge:
         except BitstepError as problem:
             return f"{name}: {problem}"
 
-    def guarantee(self, name: str, arms: Sequence[str]) -> Finding:
-        """Every arm against the reference."""
-        found = [self._compare(arm) for arm in arms]
+    def guarantee(self, name: str, expected: str, arms: Sequence[str]) -> Finding:
+        """Every arm against the one that it must equal."""
+        found = [self._compare(expected, arm) for arm in arms]
         for outcome in ("refuted", "unverified", "proven"):
             details = [detail for each, detail in found if each == outcome]
             if details:
-                return Finding(name, ("reference", *arms), outcome, details[0])
+                return Finding(name, (expected, *arms), outcome, details[0])
         raise AssertionError("a guarantee without arms")
 
-    def _compare(self, name: str) -> tuple[str, str]:
-        reference, arm = self.arm("reference"), self.arm(name)
-        for each in (reference, arm):
+    def _compare(self, expected: str, name: str) -> tuple[str, str]:
+        whole, arm = self.arm(expected), self.arm(name)
+        for each in (whole, arm):
             if isinstance(each, str):
                 return "unverified", each
-        assert isinstance(reference, ArmRows)
+        assert isinstance(whole, ArmRows)
         assert isinstance(arm, ArmRows)
-        difference = arm.conflict or first_difference(reference.rows, arm.rows)
+        difference = arm.conflict or first_difference(whole.rows, arm.rows)
         if difference is not None:
             return "refuted", f"{name}: {difference}"
-        return self._compare_final_state(name, len(arm.rows))
+        return self._compare_final_state(expected, name, len(arm.rows))
 
-    def _compare_final_state(self, name: str, rows: int) -> tuple[str, str]:
+    def _compare_final_state(self, expected: str, name: str, rows: int) -> tuple[str, str]:
         mine = checkpoint_folder(self._plan.run(name), self._plan.steps)
         if not mine.exists():
             return "proven", f"{rows} rows of {self._plan.steps} steps equal"
         try:
-            theirs = checkpoint_folder(self._plan.run("reference"), self._plan.steps)
+            theirs = checkpoint_folder(self._plan.run(expected), self._plan.steps)
             tensors = differing_tensors(theirs, mine)
         except BitstepError as problem:
             return "unverified", f"{name}: {problem}"

@@ -54,7 +54,7 @@ def test_the_interval_covers_the_median_and_is_the_same_each_time():
     low, high = interval(ratios)
     assert low <= 1.02 <= high
     assert interval(ratios) == (low, high)
-    assert 1.0 <= low
+    assert low >= 1.0
     assert high <= 1.3
 
 
