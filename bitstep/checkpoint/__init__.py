@@ -9,7 +9,7 @@
 not load torch.
 """
 
-from bitstep.checkpoint.keep import newest, prune
+from bitstep.checkpoint.keep import newest, prune, set_aside
 from bitstep.checkpoint.restore import Restored, restore
 from bitstep.checkpoint.save import POSITIONS, save
 from bitstep.checkpoint.verify import Report, Row, show, verify
@@ -23,6 +23,7 @@ __all__ = [
     "prune",
     "restore",
     "save",
+    "set_aside",
     "show",
     "verify",
 ]

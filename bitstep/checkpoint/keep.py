@@ -7,10 +7,11 @@ prune(run / "checkpoints", keep_last=2, keep_every=1000)
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from pathlib import Path
 
-from bitstep.checkpoint.disk import sync
+from bitstep.checkpoint.disk import sync, writing
 from bitstep.checkpoint.format import MARKER, step_of
 from bitstep.checkpoint.verify import verify
 from bitstep.errors import CheckpointError
@@ -55,6 +56,17 @@ def prune(root_dir: Path, keep_last: int, keep_every: int = 0) -> list[Path]:
                 raise CheckpointError(f"cannot remove {path}: {error.strerror}") from None
             removed.append(path)
     return removed
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Give a checkpoint that does not verify another name, `damaged-step-...`, and return it.
+
+    It is kept for whoever looks for the cause. Under its own name it would take the place of a
+    good one when old ones are removed, and stand in the way when its step is saved again.
+    """
+    aside = checkpoint.with_name(f"damaged-{checkpoint.name}.{secrets.token_hex(4)}")
+    writing(checkpoint, lambda: checkpoint.rename(aside))
+    return aside
 
 
 def discard(checkpoint: Path) -> None:

@@ -39,6 +39,7 @@ from bitstep.checkpoint.format import (
     rank_name,
     step_name,
 )
+from bitstep.checkpoint.keep import set_aside
 from bitstep.checkpoint.rankfile import write
 from bitstep.checkpoint.verify import verify
 from bitstep.errors import CheckpointError
@@ -148,10 +149,8 @@ class _Draft:
         try:
             found = verify(target).root
         except CheckpointError:
-            # Met by a resume that skipped it and came back to its step: it must not stop the run,
-            # nor pass for the checkpoint of this step. It is kept, under another name.
-            aside = f"damaged-{target.name}.{secrets.token_hex(4)}"
-            writing(target, lambda: target.rename(target.with_name(aside)))
+            # It must not stop the run, nor pass for the checkpoint of this step.
+            set_aside(target)
             return False
         if found != self.root:
             raise CheckpointError(

@@ -116,7 +116,6 @@ def _train(
         resolved,
         order.run,
         processes,
-        resume=order.resume,
         command=order.words(),
         should_stop=stop,
         report=show if processes.rank == 0 else _ignore,

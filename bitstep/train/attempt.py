@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bitstep.checkpoint import newest
+from bitstep.checkpoint import newest, set_aside
 from bitstep.checkpoint.disk import sync, write_text
 from bitstep.checkpoint.folder import open_folder
 from bitstep.contract.manifest import (
@@ -36,8 +36,9 @@ from bitstep.contract.manifest import (
 from bitstep.errors import CheckpointError, RunError
 from bitstep.state.processes import Processes
 from bitstep.state.together import alone
+from bitstep.train.resolve import LOCK, is_free
 
-LOCK, END = "lock", "end.json"
+END = "end.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,6 @@ def checkpoint_folder(run: Path, step: int) -> Path:
     return checkpoints_folder(run) / f"step-{step:08d}"
 
 
-def refuse_taken(run: Path) -> None:
-    """Raise RunError if no new run can begin in this directory."""
-    # An attempt that died before its manifest was written has left no run behind.
-    if run.exists() and not (run.is_dir() and {f.name for f in run.iterdir()} <= {LOCK}):
-        raise RunError(f"{run} is not empty: choose another directory with -o, or add --resume")
-
-
 @contextmanager
 def locked(run: Path, processes: Processes, resume: bool) -> Iterator[None]:
     """Hold the run directory, made where the run is new. Raises RunError on every process."""
@@ -97,16 +91,24 @@ def locked(run: Path, processes: Processes, resume: bool) -> Iterator[None]:
 
 
 def _lock(run: Path, resume: bool) -> IO[str]:
-    if not resume:
-        refuse_taken(run)
-        run.mkdir(parents=True, exist_ok=True)
+    _refuse_taken(run, resume)
+    run.mkdir(parents=True, exist_ok=True)
     file = (run / LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        _refuse_taken(run, resume)  # another attempt may have begun and ended meanwhile
+    except BlockingIOError:
         file.close()
         raise RunError(f"{run}: another attempt is still running there; end it first") from None
+    except RunError:
+        file.close()
+        raise
     return file
+
+
+def _refuse_taken(run: Path, resume: bool) -> None:
+    if not resume and not is_free(run):
+        raise RunError(f"{run} is not empty: choose another directory with -o, or add --resume")
 
 
 def open_attempt(run: Path, manifest: Manifest, resume: bool, processes: Processes) -> Opening:
@@ -131,10 +133,12 @@ def _open(run: Path, manifest: Manifest, resume: bool) -> dict[str, Any]:
         refuse_if_different(last.manifest, manifest)
         checkpoint, skipped = newest(checkpoints_folder(run))
         if checkpoint is None and skipped:
-            raise CheckpointError(f"no checkpoint of {run} verifies; the newest: {skipped[0][1]}")
+            reasons = "; ".join(reason for _, reason in skipped)
+            raise CheckpointError(f"no checkpoint of {run} verifies: {reasons}")
         if checkpoint is not None:
-            index = open_folder(checkpoint).index
-            parent = Parent(attempt=last.attempt, step=index.step, root=index.root)
+            parent = _parent(last.attempt, checkpoint, manifest)
+        for path, _ in skipped:
+            set_aside(path)
     attempt = append_attempt(run, manifest, parent)
     attempt_folder(run, attempt).mkdir()
     return {
@@ -142,6 +146,13 @@ def _open(run: Path, manifest: Manifest, resume: bool) -> dict[str, Any]:
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "skipped": [reason for _, reason in skipped],
     }
+
+
+def _parent(attempt: int, checkpoint: Path, manifest: Manifest) -> Parent:
+    index, steps = open_folder(checkpoint).index, manifest.keys["recipe.run.steps"]
+    if index.step > steps:
+        raise RunError(f"{checkpoint} is at step {index.step}, run.steps is {steps}: raise it")
+    return Parent(attempt=attempt, step=index.step, root=index.root)
 
 
 def end_attempt(run: Path, attempt: int, end: End, processes: Processes) -> None:

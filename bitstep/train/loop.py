@@ -27,6 +27,7 @@ from bitstep.state.together import alone
 from bitstep.trace import TraceWriter
 from bitstep.train.attempt import (
     End,
+    Opening,
     attempt_folder,
     checkpoints_folder,
     end_attempt,
@@ -64,7 +65,6 @@ def pretrain(
     run: Path,
     processes: Processes,
     *,
-    resume: bool,
     command: Sequence[str],
     should_stop: Callable[[], bool],
     report: Callable[[Progress], None],
@@ -76,19 +76,27 @@ def pretrain(
     layout = Layout(recipe.layout.fan_ins, processes.world, processes.rank, local)
     corpus = Corpus.read(recipe.data.folder, held_out=recipe.data.held_out)
     engine = build(recipe, layout, processes, corpus, fault)
-    with locked(run, processes, resume):
+    with locked(run, processes, resolved.resumes):
         manifest = _manifest(resolved, engine, corpus, command)
-        opening = open_attempt(run, manifest, resume, processes)
-        for reason in opening.skipped:
-            log.warning("skipped a checkpoint: %s", reason)
+        opening = open_attempt(run, manifest, resolved.resumes, processes)
+        if processes.rank == 0:
+            _tell(opening)
         if opening.checkpoint is not None:
-            log.info("goes on from %s", opening.checkpoint)
             omitted = None if fault is None else fault.of("restore-without")
             restore(opening.checkpoint, engine.state, processes, omit=omitted)
         with TraceWriter(attempt_folder(run, opening.attempt), processes.rank) as trace:
             end = _steps(engine, trace, run, should_stop, report)
         end_attempt(run, opening.attempt, end, processes)
     return end
+
+
+def _tell(opening: Opening) -> None:
+    for reason in opening.skipped:
+        log.warning("skipped a checkpoint, and set it aside: %s", reason)
+    if opening.checkpoint is not None:
+        log.info("attempt %d goes on from %s", opening.attempt, opening.checkpoint)
+    elif opening.attempt > 0:
+        log.warning("attempt %d has no checkpoint: it begins at the first step", opening.attempt)
 
 
 def _manifest(

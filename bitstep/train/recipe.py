@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bitstep.data.corpus import VOCABULARY
 from bitstep.errors import RecipeError
 from bitstep.train.model.config import ModelConfig
 from bitstep.train.schedule import ScheduleConfig, check_schedule
@@ -40,9 +41,10 @@ class Section(BaseModel):
 class LayoutConfig(Section):
     """The logical layout. Bits depend on it; on the physical layout they do not."""
 
-    fan_ins: tuple[int, ...] = Field(min_length=1, strict=False)
-    """Fan-ins of the reduction tree, leaves first. Their product is the number of logical ranks."""
-    threads: int = Field(ge=1)
+    fan_ins: tuple[int, ...] = Field(strict=False)
+    """Fan-ins of the reduction tree, leaves first; an empty list is one leaf. Their product is the
+    number of logical ranks."""
+    threads: int = Field(ge=1, le=1024)
     """Threads per process. CPU reductions depend on it, so it belongs to the contract."""
 
     @property
@@ -82,7 +84,7 @@ class OptimizerConfig(Section):
 class RunConfig(Section):
     """Length and precision, and what is done beside training. Only the first four decide bits."""
 
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=1 << 40)
     """Optimizer updates in the whole run; the learning rate decays over them."""
     seed: int = Field(ge=0)
     """From which every draw is keyed: parameters, data order, dropout."""
@@ -153,6 +155,11 @@ def parse(table: dict[str, Any], changes: Sequence[str] = (), source: str = "rec
     except ValidationError as problem:
         raise RecipeError(f"{source}: {_first_problem(problem)}") from None
     check_schedule(recipe.schedule, recipe.run.steps)
+    if recipe.model.vocabulary < VOCABULARY:
+        raise RecipeError(
+            f"{source}: model.vocabulary = {recipe.model.vocabulary}: bytes and the separator of "
+            f"documents are {VOCABULARY} tokens; set at least that"
+        )
     return recipe
 
 
@@ -180,7 +187,7 @@ def _read(recipe: str) -> dict[str, Any]:
         raise RecipeError(f"{recipe}: larger than {RECIPE_BYTES} bytes; that is not a recipe")
     try:
         return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise RecipeError(f"{recipe}: not TOML: {problem}; correct that line") from None
 
 
@@ -191,11 +198,19 @@ def _apply(table: dict[str, Any], change: str) -> None:
         raise RecipeError(f"--set {change!r}: write section.key=value, as in optimizer.lr=0.001")
     if dotted not in _known_keys():
         raise RecipeError(f"unknown recipe key {dotted!r}{_nearest(dotted)}")
+    values = table.setdefault(section, {})
+    if not isinstance(values, dict):
+        raise RecipeError(f"recipe key {section!r} = {values!r}: write it as a table, [{section}]")
+    values[name] = _value(text)
+
+
+def _value(text: str) -> Any:
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word: --set run.precision=bfloat16
-    table.setdefault(section, {})[name] = value
+        parsed = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text  # a bare word: --set run.precision=bfloat16
+    # A line break in the text could smuggle in a second key.
+    return parsed["value"] if len(parsed) == 1 else text
 
 
 def _known_keys() -> list[str]:
@@ -217,7 +232,7 @@ def _nearest(dotted: str) -> str:
         or difflib.get_close_matches(last, by_name, n=1)
     )
     if not close:
-        return f"; known: {', '.join(known)}"
+        return "; the recipes of the package name every key"
     return f"; did you mean {by_name.get(close[0], close[0])!r}?"
 
 
@@ -228,4 +243,6 @@ def _first_problem(problem: ValidationError) -> str:
         return f"unknown recipe key {dotted!r}{_nearest(dotted)}"
     if first["type"] == "missing":
         return f"recipe key {dotted!r} is missing; set it"
-    return f"{dotted} = {first['input']!r}: {first['msg']}"
+    message = first["msg"].removeprefix("Value error, ")
+    value = repr(first["input"]) if first["type"] != "value_error" or first["loc"][1:] else ""
+    return f"{dotted} = {value}: {message}" if value else f"{dotted}: {message}"

@@ -1,8 +1,9 @@
 """Which recipe an attempt trains: the one that was named, or that of the run it goes on with.
 
-A run keeps its --set changes in its manifest, so that `--resume` needs none of them again. A
-change on resume that alters a value is a branch: declared, and recorded as such. Imports no torch,
-because the threads of the recipe must be in the environment before torch is there.
+`--resume` in a directory without a run begins one, so that one command line serves the first start
+of a job and every requeue. A run keeps its --set changes in its manifest, so that `--resume` needs
+none of them again. A change on resume that alters a value is a branch: declared, and recorded as
+such. Imports no torch: the threads of the recipe must be in the environment before torch is there.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitstep.contract.manifest import read_manifest
-from bitstep.errors import ContractError, RunError
+from bitstep.errors import ContractError
 from bitstep.train.recipe import Recipe, flatten, load
 
+LOCK = "lock"
+"""File that is locked while an attempt lives."""
 SOURCE, CHANGES = "program.recipe", "program.changes"
 """Manifest keys: the recipe as it was named, and every --set so far."""
 
@@ -30,14 +33,14 @@ class Resolved:
     """Every --set, of this attempt and of those before it."""
     declared: tuple[str, ...]
     """Recipe keys whose value this attempt changes against the one before."""
+    resumes: bool
+    """Whether there is a run to go on with."""
 
 
 def resolve(source: str, changes: Sequence[str], run: Path, resume: bool) -> Resolved:
-    """The recipe of the next attempt. Raises RecipeError, RunError, ContractError."""
-    if not resume:
-        return Resolved(load(source, changes), source, tuple(changes), ())
-    if not run.is_dir():
-        raise RunError(f"{run}: no such run to resume; leave --resume out to begin it")
+    """The recipe of the next attempt. Raises RecipeError, ContractError."""
+    if not resume or is_free(run):
+        return Resolved(load(source, changes), source, tuple(changes), (), resumes=False)
     last = read_manifest(run)[-1].manifest.keys
     named = last.get(SOURCE)
     if named != source:
@@ -51,4 +54,12 @@ def resolve(source: str, changes: Sequence[str], run: Path, resume: bool) -> Res
         if name in set_now and last.get(f"recipe.{name}") != value
     ]
     kept = tuple(c for c in before if c.partition("=")[0] not in set_now)
-    return Resolved(recipe, source, (*kept, *changes), tuple(declared))
+    return Resolved(recipe, source, (*kept, *changes), tuple(declared), resumes=True)
+
+
+def is_free(run: Path) -> bool:
+    """Whether a new run can begin in this directory: it is not there, or holds nothing.
+
+    An attempt that died before its manifest was written leaves a lock and no run.
+    """
+    return not run.exists() or (run.is_dir() and {f.name for f in run.iterdir()} <= {LOCK})

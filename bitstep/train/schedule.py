@@ -27,7 +27,7 @@ from bitstep.errors import RecipeError
 class ScheduleConfig(BaseModel):
     """Shape of the learning rate over a run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     kind: Literal["cosine", "wsd"] = "cosine"
     warmup: int = Field(0, ge=0)

@@ -12,7 +12,7 @@ import torch
 from checkpoint_fakes import VALUES, blank_of, files, run, saved, state_of, whole_tensors
 
 from bitstep.checkpoint import POSITIONS, newest, restore, save, verify
-from bitstep.errors import CheckpointError, RunError
+from bitstep.errors import CheckpointError
 from bitstep.records import Box
 from bitstep.state.streams import Piece, TrainingState
 
@@ -247,7 +247,7 @@ def test_an_error_of_any_kind_on_one_process_reaches_all(tmp_path):
 
         save(tmp_path, 20, state_of(whole_tensors(), processes.rank, 2), processes, progress)
 
-    with pytest.raises(RunError, match="process 1: ZeroDivisionError: odd"):
+    with pytest.raises(RuntimeError, match="process 1: ZeroDivisionError: odd"):
         run(2, work)
     assert names(tmp_path) == []
 

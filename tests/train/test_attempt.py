@@ -14,30 +14,43 @@ from bitstep.train.attempt import (
     end_attempt,
     locked,
     open_attempt,
-    refuse_taken,
 )
-from bitstep.train.resolve import CHANGES, SOURCE, resolve
+from bitstep.train.resolve import CHANGES, SOURCE, is_free, resolve
 
 ALONE = Processes(rank=0, world=1)
 MANIFEST = Manifest({"recipe.run.seed": 7, "program.host": "a"})
 
 
 def test_an_empty_or_missing_directory_is_free(tmp_path):
-    refuse_taken(tmp_path)
-    refuse_taken(tmp_path / "new")
+    assert is_free(tmp_path)
+    assert is_free(tmp_path / "new")
 
 
 def test_a_directory_that_holds_anything_is_taken(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"is not empty: choose another directory with -o"):
-        refuse_taken(tmp_path)
-    with pytest.raises(RunError, match="is not empty"):
-        refuse_taken(tmp_path / "notes.txt")
+    for taken in (tmp_path, tmp_path / "notes.txt"):
+        assert not is_free(taken)
+        with (
+            pytest.raises(RunError, match=r"is not empty: choose another directory with -o"),
+            locked(taken, ALONE, resume=False),
+        ):
+            pass
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_what_an_attempt_left_that_died_before_its_manifest_is_no_run(tmp_path):
     (tmp_path / "lock").touch()
-    refuse_taken(tmp_path)
+    assert is_free(tmp_path)
+
+
+def test_a_path_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with (
+        pytest.raises(RunError, match=r"Not a directory; correct that") as caught,
+        locked(tmp_path / "file" / "run", ALONE, resume=False),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
 
 
 def test_two_attempts_cannot_hold_one_run(tmp_path):
@@ -83,9 +96,11 @@ def test_a_resume_may_come_from_another_host_or_by_declaration(tmp_path):
 
 def test_a_resume_is_refused_where_no_checkpoint_verifies(tmp_path):
     append_attempt(tmp_path, MANIFEST, None)
-    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"no checkpoint of .* verifies"):
+    for step in (4, 8):
+        (tmp_path / "checkpoints" / f"step-0000000{step}").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* verifies: .*08.*; .*04"):
         open_attempt(tmp_path, MANIFEST, resume=True, processes=ALONE)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
 def test_the_end_marker_says_how_where_and_with_which_root(tmp_path):
@@ -130,9 +145,14 @@ def test_another_recipe_on_resume_is_refused(tmp_path):
         resolve("small", [], run, resume=True)
 
 
-def test_there_must_be_a_run_to_resume(tmp_path):
-    with pytest.raises(RunError, match="no such run to resume"):
-        resolve("nano", [], tmp_path / "none", resume=True)
-    (tmp_path / "empty").mkdir()
+def test_resume_without_a_run_begins_one(tmp_path):
+    for free in (tmp_path / "none", tmp_path / "empty"):
+        assert not resolve("nano", ["run.seed=9"], free, resume=True).resumes
+        free.mkdir(exist_ok=True)
+    assert resolve("nano", [], recorded(tmp_path / "run"), resume=True).resumes
+
+
+def test_a_directory_that_is_not_a_run_is_not_resumed(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ContractError):
-        resolve("nano", [], tmp_path / "empty", resume=True)
+        resolve("nano", [], tmp_path, resume=True)

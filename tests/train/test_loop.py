@@ -28,13 +28,19 @@ def run_attempt(run, folder, *changes, resume=False, stop_after=None, fault=None
         resolve("nano", words, run, resume),
         run,
         join(),
-        resume=resume,
         command=["pretrain", "nano"],
         should_stop=lambda: stop_after is not None and len(seen) + 1 >= stop_after,
         report=seen.append,
         fault=fault,
     )
     return end, seen
+
+
+def damage(checkpoint):
+    file = checkpoint / "rank-00000.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 def test_restored_at_every_step_it_has_the_bits_of_one_that_never_stopped(folder, tmp_path):
@@ -127,14 +133,44 @@ def test_old_checkpoints_go_and_the_kept_ones_stay(folder, tmp_path):
 def test_a_damaged_checkpoint_is_skipped_and_the_older_one_taken(folder, tmp_path, caplog):
     run = tmp_path / "run"
     end, _ = run_attempt(run, folder, "run.save_every=2")
-    newest = run / "checkpoints" / "step-00000006" / "rank-00000.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[-1] ^= 1
-    newest.write_bytes(data)
+    damage(run / "checkpoints" / "step-00000006")
     again, _ = run_attempt(run, folder, resume=True)
     assert again.root == end.root
     assert "skipped a checkpoint" in caplog.text
     assert "step-00000006" in caplog.text
+
+
+def test_a_damaged_checkpoint_never_takes_the_place_of_a_good_one(folder, tmp_path):
+    run = tmp_path / "run"
+    run_attempt(run, folder, "run.save_every=2")
+    damage(run / "checkpoints" / "step-00000006")
+    changed = ("run.keep_last=1", "run.save_every=1")
+    run_attempt(run, folder, *changed, resume=True, stop_after=1)
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names[0].startswith("damaged-step-00000006.")
+    assert names[1:] == ["step-00000005"]
+    end, _ = run_attempt(run, folder, resume=True)
+    assert end.step == 6
+
+
+def test_a_resume_without_checkpoints_says_that_it_begins_again(folder, tmp_path, caplog):
+    run_attempt(tmp_path / "run", folder)
+    run_attempt(tmp_path / "run", folder, resume=True)
+    assert "attempt 1 has no checkpoint: it begins at the first step" in caplog.text
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_refused(folder, tmp_path):
+    from bitstep.contract.manifest import read_manifest
+
+    run_attempt(tmp_path / "run", folder, stop_after=4)
+    with pytest.raises(BitstepError, match=r"is at step 4, run.steps is 3: raise it"):
+        run_attempt(tmp_path / "run", folder, "run.steps=3", resume=True)
+    assert len(read_manifest(tmp_path / "run")) == 1
+
+
+def test_one_logical_rank_trains(folder, tmp_path):
+    end, _ = run_attempt(tmp_path / "run", folder, "layout.fan_ins=[]")
+    assert (end.status, end.step) == ("finished", 6)
 
 
 def test_a_fault_is_in_the_manifest(folder, tmp_path):

@@ -61,6 +61,40 @@ def test_a_wrong_value_is_named_with_its_key():
     assert "model.pattern" in problem("nano", "model.pattern='MX'")
 
 
+def test_a_value_is_never_read_as_another_kind():
+    assert "model.mtp_depth = True" in problem("nano", "model.mtp_depth=true")
+    assert "model.hidden = '64'" in problem("nano", 'model.hidden="64"')
+    assert "optimizer.lr" in problem("nano", "optimizer.lr=0.5\nrun.seed=1")
+
+
+def test_sizes_that_no_machine_has_are_refused():
+    assert "layout.threads = 1000000" in problem("nano", "layout.threads=1000000")
+    assert "run.steps" in problem("nano", "run.steps=1000000000000000000000")
+    assert "model.vocabulary = 256: bytes and the separator" in problem(
+        "nano", "model.vocabulary=256"
+    )
+
+
+def test_nesting_without_end_is_refused(tmp_path):
+    deep = "[" * 100_000
+    assert "layout.fan_ins" in problem("nano", f"layout.fan_ins={deep}")
+    path = tmp_path / "deep.toml"
+    path.write_text(f"a = {deep}")
+    assert "not TOML" in problem(str(path))
+
+
+def test_a_section_that_is_no_table_is_refused(tmp_path):
+    path = tmp_path / "flat.toml"
+    path.write_text("model = 3\n")
+    assert problem(str(path), "model.hidden=3") == (
+        "recipe key 'model' = 3: write it as a table, [model]"
+    )
+
+
+def test_one_logical_rank_is_an_empty_list_of_fan_ins():
+    assert load("nano", ["layout.fan_ins=[]"]).layout.logical_ranks == 1
+
+
 def test_a_schedule_that_does_not_fit_is_refused():
     assert "does not fit" in problem("nano", "run.steps=2")
 

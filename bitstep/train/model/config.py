@@ -18,7 +18,7 @@ class ModelConfig(BaseModel):
     """Sizes and coefficients of one model; nothing here depends on how it is executed."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
     pattern: str
