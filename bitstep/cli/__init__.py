@@ -30,11 +30,15 @@ from bitstep.cli import (
 )
 from bitstep.cli.failures import status_of
 from bitstep.cli.habits import level, reset_level, version
+from bitstep.cli.output import open_missing
 from bitstep.launch.parent import die_with_parent
 from bitstep.launch.torchrun import abandon, is_worker
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @level
 @version
 def bitstep() -> None:
@@ -64,8 +68,9 @@ def run(words: Sequence[str]) -> int:
     """Carry out a command line, without the word `bitstep`; returns the exit status."""
     reset_level()
     try:
-        status = bitstep.main(args=list(words), prog_name="bitstep", standalone_mode=False)
-        sys.stdout.flush()
+        # Not bitstep.main: it ends with status 1 and no word when a pipe is closed.
+        with bitstep.make_context("bitstep", list(words)) as context:
+            status = bitstep.invoke(context)
     except BaseException as error:  # every end of a command has one line and one status
         return status_of(error)
     return status if isinstance(status, int) else 0
@@ -74,6 +79,7 @@ def run(words: Sequence[str]) -> int:
 def main() -> NoReturn:
     """The console script."""
     die_with_parent()
+    open_missing()
     status = run(sys.argv[1:])
     if is_worker():
         # gloo may abort, or wait for a dead peer, when it is torn down.

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from bitstep.cli.habits import habits, numbers, show
+from bitstep.cli.output import put
 from bitstep.cli.screen import working
 
 if TYPE_CHECKING:
     from bitstep.bench.tax import TaxRow
 
-logger = logging.getLogger("bitstep")
 
-
-@click.group()
+@click.group(no_args_is_help=False)
 def bench() -> None:
     """Measure on this machine. Never part of a test.
 
@@ -79,9 +77,13 @@ def tax_verb(recipe: str, processes: tuple[int, ...], pairs: int, as_json: bool)
     """
     from bitstep.bench.tax import bench_tax
 
-    with working(f"measuring {recipe}"):
-        rows = bench_tax(recipe, processes=processes, pairs=pairs, said=_said)
-    show([asdict(row) for row in rows], [_tax_line(row) for row in rows], as_json)
+    if as_json:
+        with working(f"measuring {recipe}"):
+            rows = bench_tax(recipe, processes=processes, pairs=pairs)
+        show([asdict(row) for row in rows], [], as_json)
+    else:
+        # It takes minutes to hours: each row is printed as soon as it is known.
+        bench_tax(recipe, processes=processes, pairs=pairs, said=lambda row: put(_tax_line(row)))
     return 0
 
 
@@ -91,7 +93,3 @@ def _tax_line(row: TaxRow) -> str:
         f"({row.low:.3f} to {row.high:.3f})  {row.ours_ms:.1f} against {row.other_ms:.1f} ms"
         f"  {row.pairs} pairs"
     )
-
-
-def _said(row: TaxRow) -> None:
-    logger.info("%s", _tax_line(row))

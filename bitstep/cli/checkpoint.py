@@ -8,11 +8,14 @@ import click
 
 from bitstep.cli.habits import habits, show
 from bitstep.cli.screen import working
+from bitstep.errors import UsageError
 
+LISTED = 5
+"""Most checkpoints that an error names."""
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def checkpoint() -> None:
     """Look at a checkpoint. Needs no model and no torch.
 
@@ -30,6 +33,7 @@ def verify_verb(directory: Path, as_json: bool) -> int:
     """
     from bitstep.checkpoint import verify
 
+    _check_named(directory)
     with working(f"verifying {directory}"):
         report = verify(directory)
     root = f"{report.root:016x}"
@@ -58,6 +62,7 @@ def show_verb(directory: Path, as_json: bool) -> int:
     """
     from bitstep.checkpoint import show as rows_of
 
+    _check_named(directory)
     rows = rows_of(directory)
     width = max((len(row.tensor) for row in rows), default=0)
     lines = [
@@ -67,3 +72,18 @@ def show_verb(directory: Path, as_json: bool) -> int:
     ]
     show([row._asdict() for row in rows], lines, as_json)
     return 0
+
+
+def _check_named(directory: Path) -> None:
+    """Raises UsageError where a run, or nothing at all, was named in place of a checkpoint."""
+    folder = directory / "checkpoints"
+    if folder.is_dir():
+        steps = sorted(path.name for path in folder.glob("step-*"))
+        older = f" and {len(steps) - LISTED} older" if len(steps) > LISTED else ""
+        held = f"{', '.join(steps[-LISTED:])}{older}" if steps else "none yet"
+        raise UsageError(f"{directory} is a run: name a step of {folder}, which holds {held}")
+    if not directory.exists():
+        raise UsageError(
+            f"{directory}: there is no such folder; name one of a step, as in "
+            "runs/first/checkpoints/step-00000050"
+        )

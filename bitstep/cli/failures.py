@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import sys
 import traceback
 
 import click
 
+from bitstep.cli.output import say, silence
 from bitstep.errors import BitstepError
 from bitstep.launch.signals import INTERRUPTED
 from bitstep.launch.torchrun import is_supervised, is_worker, write_error
+from bitstep.trace.schema import printable
 
 logger = logging.getLogger("bitstep")
 
@@ -33,14 +34,13 @@ def status_of(error: BaseException) -> int:
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        _say("interrupted")
+        start = "\n" if sys.stderr.isatty() else ""  # after the ^C
+        say(f"{start}bitstep: interrupted")
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
-        # Else the interpreter complains when it flushes stdout at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Of --help: `put` lets no other pass. Else the interpreter complains at its end.
+        silence(sys.stdout)
         return 0
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 2
     _tell(error)
     return 2
 
@@ -50,9 +50,9 @@ def _tell(error: BaseException) -> None:
     if is_worker():
         write_error(line, is_user_error)
     if not is_supervised():
-        _say(line)
+        say(f"bitstep: {printable(line)}")
     if logger.isEnabledFor(logging.DEBUG):
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip("\n"))
 
 
 def describe(error: BaseException) -> tuple[str, bool]:
@@ -61,7 +61,9 @@ def describe(error: BaseException) -> tuple[str, bool]:
         return _one_line(str(error)), True
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "bitstep"
-        return f"{_one_line(error.format_message())} See {where} --help.", True
+        message = _one_line(error.format_message())
+        stop = "" if message.endswith((".", "?")) else "."
+        return f"{message}{stop} See {where} --help.", True
     if isinstance(error, click.ClickException):
         return _one_line(error.format_message()), True
     if isinstance(error, ModuleNotFoundError) and (error.name or "") in EXTRAS:
@@ -77,7 +79,3 @@ def describe(error: BaseException) -> tuple[str, bool]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _say(line: str) -> None:
-    click.echo(f"bitstep: {line}", err=True)

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 import click
 
+from bitstep.cli.output import put, say
+from bitstep.trace.schema import printable
 from bitstep.version import __version__
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -85,7 +87,7 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line."""
-        click.echo(f"bitstep: {record.getMessage()}", err=True)
+        say(f"bitstep: {printable(record.getMessage())}")
 
 
 def level_words() -> tuple[str, ...]:
@@ -96,8 +98,11 @@ def level_words() -> tuple[str, ...]:
 
 
 def show(value: object, lines: Iterable[str], as_json: bool) -> None:
-    """The result of a verb, on stdout: the value as JSON, or its lines."""
-    click.echo(json.dumps(value, indent=2) if as_json else "\n".join(lines))
+    """The result of a verb, on stdout: the value as JSON, or its lines.
+
+    A name may hold anything, a line end too: it is escaped, so that a line stays a line.
+    """
+    put(json.dumps(value, indent=2) if as_json else "\n".join(map(printable, lines)))
 
 
 def numbers(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from bitstep.cli.habits import habits
+from bitstep.cli.output import put
 from bitstep.cli.screen import working
 
 
@@ -25,5 +26,5 @@ def log(run: Path, as_json: bool) -> int:
 
     with working(f"reading {run}"):
         text = "\n".join(map(json.dumps, log_json(run))) if as_json else log_text(run)
-    click.echo(text)
+    put(text)
     return 0

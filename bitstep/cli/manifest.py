@@ -10,7 +10,7 @@ import click
 from bitstep.cli.habits import habits, show
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def manifest() -> None:
     """Look at what was collected for the attempts of a run. Needs no torch.
 

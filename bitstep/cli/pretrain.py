@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -72,8 +73,14 @@ def pretrain(
     """Train RECIPE: a name of `bitstep recipes`, or a TOML file.
 
     SIGTERM and SIGUSR1 save at the next step boundary and end with status 75; Ctrl-C does too,
-    with status 130, and a second Ctrl-C ends at once. Also runs as a worker of torchrun:
-    torchrun --nproc-per-node 2 -m bitstep pretrain nano
+    with status 130, and a second Ctrl-C ends at once.
+
+    Also runs as a worker of torchrun, which ends with a status of its own, 1 for a stop as well,
+    and dies of SIGUSR1 unless it is told to pass it on:
+
+    \b
+    torchrun --signals-to-handle SIGTERM,SIGUSR1,SIGINT --nproc-per-node 2 \\
+      -m bitstep pretrain nano
 
     Example: bitstep pretrain nano -o runs/first --processes 2
     """
@@ -108,4 +115,6 @@ def _acknowledge(received: signal.Signals) -> None:
     # From a signal handler: a buffered stream may be in use by what was interrupted.
     if logging.getLogger("bitstep").isEnabledFor(logging.INFO):
         hint = "; again to end now" if received is signal.SIGINT else ""
-        os.write(2, f"\nbitstep: {received.name}: stopping after this step{hint}\n".encode())
+        line = f"\nbitstep: {received.name}: stopping after this step{hint}\n"
+        with contextlib.suppress(OSError):  # nobody may be listening any more
+            os.write(2, line.encode())

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bitstep.cli.habits import habits, numbers
+from bitstep.cli.habits import habits, numbers, show
+from bitstep.cli.output import put, table
 from bitstep.cli.screen import working
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def prove(
     The guarantees are repeatability, exact resume and layout freedom, each by arms in fresh
     processes. The controls are arms that must be caught: each restores all but one stream.
 
-    Status 0 proven, 1 refuted, 2 unverified: an arm or a control failed to answer.
+    Status 0 proven, 1 refuted, 2 unverified: an arm or a control failed to answer. With -v the
+    result names the arms as well.
 
     Example: bitstep prove nano --processes 1,2,4 -o runs/proof
     """
@@ -90,11 +92,16 @@ def prove(
         )
     verdict = certificate.verdict
     if as_json:
-        click.echo(certificate.to_json(), nl=False)
+        put(certificate.to_json().removesuffix("\n"))
         return int(verdict.outcome)
-    for finding in (*certificate.guarantees, *certificate.controls):
-        click.echo(f"{finding.name:20}  {finding.outcome:10}  {finding.detail}")
-    click.echo(f"{verdict.title}: {target / 'certificate.json'}")
+    lines = table(
+        ("name", "outcome", "detail"),
+        [(f.name, f.outcome, f.detail) for f in (*certificate.guarantees, *certificate.controls)],
+    )
+    if logger.isEnabledFor(logging.DEBUG):
+        arms = [(arm.name, str(arm.processes), f"{arm.seconds:.1f}") for arm in certificate.arms]
+        lines += ["", *table(("arm", "processes", "seconds"), arms)]
+    show(None, [*lines, "", f"{verdict.title}: {target / 'certificate.json'}"], as_json=False)
     return int(verdict.outcome)
 
 

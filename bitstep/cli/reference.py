@@ -23,7 +23,8 @@ This page is made from `--help` by `make docs`; edit the help texts instead.
 
 Results go to stdout, logs and progress to stderr. Every verb has `-v`, `-q`, `--json` and
 `--version`; colour is left out where NO_COLOR is set or stderr is no terminal. An error is one line
-that says what happened, with which value, and what to do.
+that says what happened, with which value, and what to do. A closed pipe is none: a result that
+nobody reads is dropped, and a training whose stderr is gone goes on in silence.
 
 | exit status | meaning |
 | --- | --- |
@@ -32,6 +33,9 @@ that says what happened, with which value, and what to do.
 | 2 | could not tell; unverified; bad input; an error |
 | 75 | `pretrain` was asked to stop (SIGTERM, SIGUSR1): it saved and can be resumed |
 | 130 | Ctrl-C: `pretrain` saved as well, unless it came twice |
+
+torchrun has a status of its own: 1 for everything but 0. A signal in the first third of a second,
+before `pretrain` listens, ends it with that signal: nothing was begun.
 """
 
 

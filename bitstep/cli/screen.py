@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import click
+from bitstep.cli.output import say, silence
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -47,10 +47,11 @@ class Steps:
         past = progress.seconds if first else self._seconds
         self._seconds = MEMORY * past + (1 - MEMORY) * progress.seconds
         if sys.stderr.isatty():
-            self._move_bar(progress)
+            with _that_may_go():
+                self._move_bar(progress)
         elif _is_notable(progress) or time.monotonic() - self._last_line >= SILENCE:
             self._last_line = time.monotonic()
-            click.echo(step_line(progress, self._seconds), err=True)
+            say(step_line(progress, self._seconds))
 
     def _move_bar(self, progress: Progress) -> None:
         if self._bar is None:
@@ -64,8 +65,18 @@ class Steps:
     def close(self) -> None:
         """Leave the bar as it is and give the terminal back. Once more does nothing."""
         if self._bar is not None:
-            self._bar.stop()
+            with _that_may_go():
+                self._bar.stop()
             self._bar = None
+
+
+@contextmanager
+def _that_may_go() -> Iterator[None]:
+    """Write to a terminal: when it is gone the training is not."""
+    try:
+        yield
+    except OSError:
+        silence(sys.stderr)
 
 
 def _bar() -> Bar:

@@ -9,7 +9,7 @@
     without-STREAM  the same with one stream left out of the restore: a control, must be caught
 
 Every arm is a fresh process of the command that a person would type. As many run side by side as
-there are cores for their threads.
+there are cores for their threads. When one of them raises, or on Ctrl-C, all of them are killed.
 """
 
 from __future__ import annotations
@@ -17,23 +17,28 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from bitstep.checkpoint.format import MARKER
 from bitstep.errors import RunError
 from bitstep.launch.arm import Arm, run_arm
 from bitstep.state.keys import key
 from bitstep.state.streams import STREAMS
-from bitstep.trace.index import read_index
+from bitstep.trace.index import FileName, read_index
+from bitstep.train.attempt import END, attempt_folder, checkpoints_folder
 
 TIMEOUT = 3600.0
 """Seconds after which an arm is given up."""
+TRIES = 3
+"""How often the resume arm is started before it is given up as too fast to be killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +98,15 @@ Said = Callable[[ArmReport], None]
 
 
 def run_arms(plan: Plan, said: Said) -> tuple[ArmReport, ...]:
-    """Run every arm of the plan in its folder; `said` hears of each as it ends."""
-    slots = Slots(os.cpu_count() or 1)
+    """Run every arm of the plan in its folder; `said` hears of each as it ends.
+
+    Raises RunError if an arm takes too long, or the resume arm was not killed at its moment.
+    """
+    slots, live = Slots(os.cpu_count() or 1), Live()
 
     def arm(name: str, processes: int, *words: str) -> ArmReport:
         with slots.taken(processes * plan.threads):
-            return _pretrain(plan, name, processes, words)
+            return _pretrain(plan, live, name, processes, words)
 
     first, *others = plan.processes
     only_at_end = f"run.save_every={plan.steps}"
@@ -106,28 +114,57 @@ def run_arms(plan: Plan, said: Said) -> tuple[ArmReport, ...]:
         partial(arm, "reference", first, "--set", only_at_end),
         partial(arm, "repeat", first, "--set", "run.save_every=0"),
         *(partial(arm, f"processes-{w}", w, "--set", only_at_end) for w in others),
-        partial(_killed_and_resumed, plan, slots),
+        partial(_killed_and_resumed, plan, slots, live),
     ]
-    reports = _side_by_side(jobs, said)
+    reports = _side_by_side(jobs, live, said)
     controls: list[Callable[[], ArmReport]] = [
-        partial(_goes_on, plan, slots, "resume-again", None),
+        partial(_goes_on, plan, slots, live, "resume-again", None),
         *(
-            partial(_goes_on, plan, slots, f"without-{stream}", f"restore-without={stream}")
+            partial(_goes_on, plan, slots, live, f"without-{stream}", f"restore-without={stream}")
             for stream in STREAMS
         ),
     ]
-    return reports + _side_by_side(controls, said)
+    return reports + _side_by_side(controls, live, said)
 
 
-def _side_by_side(jobs: Sequence[Callable[[], ArmReport]], said: Said) -> tuple[ArmReport, ...]:
+def _side_by_side(
+    jobs: Sequence[Callable[[], ArmReport]], live: Live, said: Said
+) -> tuple[ArmReport, ...]:
     # A thread per job: the kernel ends an arm together with the thread that started it.
     with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
-        futures = [pool.submit(job) for job in jobs]
-        reports = []
-        for future in futures:
-            reports.append(future.result())
-            said(reports[-1])
-    return tuple(reports)
+        try:
+            futures = [pool.submit(job) for job in jobs]
+            for future in as_completed(futures):
+                said(future.result())
+        except BaseException:  # Ctrl-C included: leaving the pool waits for every arm
+            pool.shutdown(wait=False, cancel_futures=True)
+            live.end()
+            raise
+    return tuple(future.result() for future in futures)
+
+
+class Live:
+    """The arms that were started; `end` kills those that run, and then none starts any more."""
+
+    def __init__(self) -> None:
+        self._arms: list[Arm] = []
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def start(self, words: Sequence[str], env: Mapping[str, str], log: Path) -> Arm:
+        """`Arm.start`. Raises RunError after `end`."""
+        with self._lock:
+            if self._ended:
+                raise RunError(f"not started, the proof has ended: {log.stem}")
+            self._arms.append(Arm.start(words, env, log))
+            return self._arms[-1]
+
+    def end(self) -> None:
+        """Kill every arm that runs."""
+        with self._lock:
+            self._ended = True
+            for arm in self._arms:
+                arm.close()
 
 
 class Slots:
@@ -162,49 +199,99 @@ def _words(plan: Plan, name: str, processes: int, extra: Sequence[str]) -> list[
     return [*words, *extra]
 
 
-def _pretrain(plan: Plan, name: str, processes: int, extra: Sequence[str]) -> ArmReport:
-    log = plan.folder / f"{name}.log"
-    result = run_arm(_words(plan, name, processes, extra), {}, log, TIMEOUT)
+def _pretrain(plan: Plan, live: Live, name: str, processes: int, extra: Sequence[str]) -> ArmReport:
+    log, words = plan.folder / f"{name}.log", _words(plan, name, processes, extra)
+    result = run_arm(words, {}, log, TIMEOUT, start=live.start)
     return ArmReport(name, processes, result.seconds, result.exit)
 
 
-def _killed_and_resumed(plan: Plan, slots: Slots) -> ArmReport:
+def _killed_and_resumed(plan: Plan, slots: Slots, live: Live) -> ArmReport:
     processes, saving = plan.resume_processes, f"run.save_every={plan.save_every}"
     with slots.taken(processes * plan.threads):
-        step = _start_and_kill(plan, processes, saving)
-        shutil.copytree(plan.run("resume"), plan.folder / "killed")
-        report = _pretrain(plan, "resume", processes, ["--set", saving, "--resume"])
+        step = _start_and_kill(plan, live, processes, saving)
+        _copy(plan.run("resume"), plan.folder / "killed")
+        report = _pretrain(plan, live, "resume", processes, ["--set", saving, "--resume"])
     note = f"killed after step {step} was recorded"
     return ArmReport(report.name, processes, report.seconds, report.exit, note)
 
 
-def _start_and_kill(plan: Plan, processes: int, saving: str) -> int:
+def _start_and_kill(plan: Plan, live: Live, processes: int, saving: str) -> int:
     """Start the resume arm, and SIGKILL all of it at the seeded moment; the last whole step."""
-    run, (step, part) = plan.run("resume"), plan.kill_at()
+    run, log, (step, part) = plan.run("resume"), plan.folder / "resume.log", plan.kill_at()
     words = _words(plan, "resume", processes, ["--set", saving])
-    arm = Arm.start(words, {}, plan.folder / "resume.log")
-    try:
-        began = time.monotonic()
-        while _recorded(run) < step and arm.process.poll() is None:
-            if time.monotonic() - began > TIMEOUT:
-                raise RunError(f"the resume arm did not reach step {step}: see {arm.log}")
-            time.sleep(0.01)
-        time.sleep(part * (time.monotonic() - began) / (step + 1))
-        arm.kill()
-    finally:
-        arm.close()
-    return _recorded(run)
+    for number in range(TRIES):
+        arm = live.start(words, {}, log)
+        try:
+            # Each try comes a little earlier: the same moment might be too late again.
+            was_killed = _kill_at(arm, run, step, part * (1 - number / (TRIES - 1)))
+        finally:
+            arm.close()
+        if not (attempt_folder(run, 0) / END).exists():
+            if was_killed and arm.process.returncode == -signal.SIGKILL:
+                return _recorded(run)
+            status = arm.process.returncode
+            raise RunError(f"resume ended with status {status} before step {step}: {_said(log)}")
+        shutil.rmtree(run)
+    raise RunError(f"resume finished {TRIES} times before it was killed: use more --steps")
+
+
+def _kill_at(arm: Arm, run: Path, step: int, part: float) -> bool:
+    """Kill the arm when that step is recorded, a checkpoint is whole, and part of a step is over.
+
+    False if it ended before. Raises RunError if it takes too long.
+    """
+    deadline = time.monotonic() + TIMEOUT
+    first, since = 0, 0.0
+    while (recorded := _recorded(run)) < step or not _has_checkpoint(run):
+        if arm.process.poll() is not None:
+            return False
+        now = time.monotonic()
+        if now > deadline:
+            raise RunError(f"the resume arm did not reach step {step}: see {arm.log}")
+        # From the first step on: what comes before it is imports.
+        first, since = (recorded, now) if not first else (first, since)
+        time.sleep(0.01)
+    if first:
+        time.sleep(part * (time.monotonic() - since) / max(1, recorded - first))
+    arm.kill()
+    return True
 
 
 def _recorded(run: Path) -> int:
-    index = run / "attempt-000" / "rank-00000.000.index"
-    entries = read_index(index) if index.exists() else ()
-    return max((entry.step for entry in entries), default=0)
+    """The last step in the trace of process 0; 0 before the first."""
+    files = [FileName.parse(p.name) for p in attempt_folder(run, 0).glob("rank-00000.*.index")]
+    for file in sorted((f for f in files if f is not None), reverse=True):
+        # A file that was just begun has no entry yet.
+        last = max((e.step for e in read_index(attempt_folder(run, 0) / file.index)), default=-1)
+        if last >= 0:
+            return last
+    return 0
 
 
-def _goes_on(plan: Plan, slots: Slots, name: str, fault: str | None) -> ArmReport:
+def _has_checkpoint(run: Path) -> bool:
+    return any(checkpoints_folder(run).glob(f"step-*/{MARKER}"))
+
+
+def _said(log: Path) -> str:
+    """The last line of a log."""
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), f"see {log}")
+
+
+def _copy(run: Path, target: Path) -> None:
+    try:
+        shutil.copytree(run, target)
+    except OSError as error:
+        # shutil.Error lists every file that failed, with its reason.
+        listed = isinstance(error, shutil.Error)
+        reason = error.args[0][0][2] if listed else error.strerror
+        raise RunError(f"cannot copy {run} to {target}: {reason}; make room") from None
+
+
+def _goes_on(plan: Plan, slots: Slots, live: Live, name: str, fault: str | None) -> ArmReport:
     processes = plan.processes[0]
     with slots.taken(processes * plan.threads):
-        shutil.copytree(plan.folder / "killed", plan.run(name))
+        _copy(plan.folder / "killed", plan.run(name))
         words = ["--set", "run.save_every=0", "--resume"]
-        return _pretrain(plan, name, processes, words + (["--fault", fault] if fault else []))
+        words += ["--fault", fault] if fault else []
+        return _pretrain(plan, live, name, processes, words)

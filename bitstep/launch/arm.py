@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from bitstep.errors import RunError
 from bitstep.launch import parent
@@ -98,7 +99,19 @@ class Arm:
             self.process.wait()
 
 
-def run_arm(words: Sequence[str], env: Mapping[str, str], log: Path, timeout: float) -> ArmResult:
+class Start(Protocol):
+    """What `Arm.start` is; another one may keep a list of the arms."""
+
+    def __call__(self, words: Sequence[str], env: Mapping[str, str], log: Path) -> Arm: ...
+
+
+def run_arm(
+    words: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    timeout: float,
+    start: Start = Arm.start,
+) -> ArmResult:
     """Run `python -m bitstep WORDS` to its end, output to `log`. Raises RunError when too long.
 
     Args:
@@ -106,8 +119,9 @@ def run_arm(words: Sequence[str], env: Mapping[str, str], log: Path, timeout: fl
         env: added to the environment of this process.
         log: receives stdout and stderr, appended.
         timeout: seconds.
+        start: starts the arm, for a caller that wants to hold it while it runs.
     """
-    return Arm.start(words, env, log).wait(timeout)
+    return start(words, env, log).wait(timeout)
 
 
 def _children(pid: int) -> list[int]:

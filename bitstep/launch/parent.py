@@ -2,7 +2,10 @@
 
 1. The starter puts its process id into BITSTEP_PARENT; the started process asks the kernel, first
    thing, to be killed when that process is gone. Linux only; elsewhere nothing is asked.
-2. `interpreter` is the Python of this process, told not to import from the current folder, which
+2. A torchrun that is not ours puts nothing there: its workers end with the process that started
+   them. It can die without a word to them (SIGKILL, or SIGUSR1 unless it was told to handle it),
+   and orphans would wait for each other and hold the lock of the run.
+3. `interpreter` is the Python of this process, told not to import from the current folder, which
    may hold a `random.py` of its own: the console script does not look there, `python -m` would.
 
 >>> child_environment()["BITSTEP_PARENT"] == str(os.getpid())
@@ -18,6 +21,9 @@ import sys
 from pathlib import Path
 
 VARIABLE = "BITSTEP_PARENT"
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""Set by every torchrun for its workers, and by nothing else: a worker that a shell started with
+RANK and nohup must not end with that shell."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -38,15 +44,23 @@ def die_with_parent() -> None:
 
     The kernel signals when the *thread* that started this process ends: start from one that stays.
     """
-    starter = int(os.environ.get(VARIABLE, "0") or "0")
-    if not starter or sys.platform != "linux":
+    if sys.platform != "linux":
         return
-    if os.getppid() == starter:
+    parent = os.getppid()
+    starter = int(os.environ.get(VARIABLE, "0") or "0")
+    if not starter and TORCHRUN_VARIABLE in os.environ:
+        starter = parent
+    if not starter:
+        return
+    if parent == starter:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # It may have ended before the kernel was asked. A starter that lives and is not our parent
-    # means that a program between us passed the variable on: then it is not about us.
-    if os.getppid() != starter and not _is_alive(starter):
+        is_orphan = os.getppid() != starter  # it ended before the kernel was asked
+    else:
+        # A starter that lives and is not our parent means that a program between us passed the
+        # variable on: then it is not about us.
+        is_orphan = not _is_alive(starter)
+    if is_orphan:
         os._exit(128 + signal.SIGKILL)
 
 

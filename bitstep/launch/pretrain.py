@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,13 @@ from bitstep.errors import RunError, UsageError
 from bitstep.faults import parse_fault
 from bitstep.launch import environment
 from bitstep.launch.signals import StopRequest, catch_stop
-from bitstep.launch.torchrun import Failure, is_supervised, is_worker, run_workers
+from bitstep.launch.torchrun import (
+    Failure,
+    is_supervised,
+    is_worker,
+    run_workers,
+    world_of_worker,
+)
 
 if TYPE_CHECKING:
     from bitstep.state.processes import Processes
@@ -136,7 +141,7 @@ def _work(
     show: Callable[[Progress], None],
     tell: Callable[[Ended], None],
 ) -> int:
-    world = int(os.environ["WORLD_SIZE"])
+    world = world_of_worker()
     if order.processes not in (1, world):
         raise UsageError(
             f"--processes {order.processes} under a torchrun of {world}: leave --processes out"
@@ -157,7 +162,9 @@ def _supervise(order: Order, recipe: Recipe, stop: StopRequest) -> Ended:
     Layout(recipe.layout.fan_ins, order.processes, 0, order.processes)
     before = set(_attempts(order.run))
     failures = run_workers(order.words(), order.processes, stop)
-    ended = _end(order.run, before, stop)
+    # A worker that refused never trained: what ended meanwhile is the attempt of another launcher.
+    refused = any(failure.is_user_error for failure in failures)
+    ended = None if refused else _end(order.run, before, stop)
     if ended is None:
         raise RunError(_cause(failures, order))
     for failure in failures:

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from bitstep.errors import UsageError
 from bitstep.launch import parent
 from bitstep.launch.signals import FILE_VARIABLE, StopRequest
 
@@ -44,6 +46,8 @@ SHUTDOWN = 1
 """Seconds that the workers get when this process itself must end (SIGQUIT, a second Ctrl-C)."""
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+_REMEDY = "start with torchrun, which sets all of them, or unset RANK and WORLD_SIZE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,22 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def world_of_worker() -> int:
+    """How many workers there are. Raises UsageError if their torchrun is not described whole."""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UsageError(f"{name} is not set, but RANK and WORLD_SIZE are: {_REMEDY}")
+    values = {}
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        text = os.environ[name]
+        if not (text.isascii() and text.isdecimal()):
+            raise UsageError(f"{name} is {text!r} and no number: {_REMEDY}")
+        values[name] = int(text)
+    if values["RANK"] >= values["WORLD_SIZE"]:
+        raise UsageError(f"RANK is {values['RANK']} of {values['WORLD_SIZE']}: {_REMEDY}")
+    return values["WORLD_SIZE"]
+
+
 def is_supervised() -> bool:
     """Whether this process is a worker that `run_workers` started."""
     return FILE_VARIABLE in os.environ and ERROR_FILE in os.environ
@@ -89,8 +109,10 @@ def abandon(status: int) -> NoReturn:
     gloo aborts now and then while its group or the interpreter is torn down, after all work is
     done: in 2 of 2 runs with destroy_process_group alone, in 0 of 8 that ended like this.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # Its reader may be gone, or the stream never have been there.
+        with contextlib.suppress(OSError, AttributeError):
+            stream.flush()
     os._exit(status)
 
 

@@ -19,17 +19,25 @@ import torch
 import torch.distributed as dist
 import torch.utils.deterministic
 
+from bitstep.errors import RunError
 from bitstep.launch.torchrun import abandon, is_worker
 from bitstep.state.processes import Processes
 
 
 def settle(threads: int) -> None:
-    """Make torch deterministic, strictly, with that many threads. Once per process."""
+    """Make torch deterministic, strictly, with that many threads. Once per process.
+
+    Raises RunError if torch cannot have that many.
+    """
     torch.use_deterministic_algorithms(True)
     # Filling every torch.empty is what the flag costs most (15% in a public report). No kernel of
     # the engine reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.set_num_threads(threads)
+    try:
+        torch.set_num_threads(threads)
+    except RuntimeError as error:
+        cause = str(error).partition("\n")[0]
+        raise RunError(f"layout.threads = {threads}: torch refuses ({cause}); set fewer") from None
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     torch.set_float32_matmul_precision("highest")

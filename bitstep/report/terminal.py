@@ -209,9 +209,7 @@ def _cell(row: Record | None) -> str:
     value = None if row is None else _value(row)
     if value is None:
         return "-"
-    if isinstance(value, float) and not value.is_integer():
-        return f"{value:.6g}"
-    return value if isinstance(value, str) else f"{value:.0f}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _short(batch: Mapping[int, Record]) -> str:

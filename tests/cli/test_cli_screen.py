@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import sys
@@ -84,6 +85,19 @@ def test_on_a_terminal_a_bar_moves_and_the_cursor_comes_back(monkeypatch):
     assert "step 2/2" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
     assert ANSI_COLOUR.search(text)
+
+
+def test_a_terminal_that_is_gone_ends_no_training(monkeypatch):
+    screen = as_terminal(monkeypatch)
+    steps = Steps()
+    steps(progress(1))
+
+    def write(text):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(screen, "write", write)
+    steps(progress(2))
+    steps.close()
 
 
 def test_no_color_is_honoured(monkeypatch):

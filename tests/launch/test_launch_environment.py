@@ -87,3 +87,29 @@ def test_a_rank_without_a_world_is_no_worker(monkeypatch):
     assert not is_worker()
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert is_worker()
+
+
+TOO_MANY = """
+import torch
+from bitstep.errors import RunError
+from bitstep.launch.worker import settle
+
+def refuse(threads):
+    raise RuntimeError("no thread to be had\\nException raised from a long way down")
+
+torch.set_num_threads = refuse
+try:
+    settle(threads=9)
+except RunError as error:
+    print(error)
+"""
+
+
+def test_threads_that_torch_refuses_are_one_line():
+    done = subprocess.run(
+        [sys.executable, "-c", TOO_MANY], capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == (
+        "layout.threads = 9: torch refuses (no thread to be had); set fewer\n",
+        "",
+    )

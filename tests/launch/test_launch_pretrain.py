@@ -18,6 +18,7 @@ from bitstep.launch.environment import environment
 from bitstep.launch.pretrain import Ended, Order, pretrain_command
 from bitstep.launch.torchrun import Failure
 
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 KILLED = Failure(rank=1, exit=-signal.SIGKILL, message="", is_user_error=False)
 ABORTED = Failure(rank=0, exit=-signal.SIGABRT, message="", is_user_error=False)
 
@@ -26,7 +27,7 @@ ABORTED = Failure(rank=0, exit=-signal.SIGABRT, message="", is_user_error=False)
 def clean(monkeypatch):
     for name, value in environment(1).items():
         monkeypatch.setenv(name, value)
-    for name in ("RANK", "WORLD_SIZE", "BITSTEP_STOP_FILE", "TORCHELASTIC_ERROR_FILE"):
+    for name in (*TORCHRUN, "BITSTEP_STOP_FILE", "TORCHELASTIC_ERROR_FILE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -160,12 +161,58 @@ def test_a_number_of_processes_that_the_fan_ins_refuse_starts_nothing(order, mon
     assert calls == []
 
 
+def torchrun(monkeypatch, rank, world):
+    """The environment of a worker of torchrun."""
+    described = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    for name, value in described.items():
+        monkeypatch.setenv(name, str(value))
+
+
 def test_under_a_torchrun_of_another_size_it_refuses(order, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    torchrun(monkeypatch, 0, 4)
     with pytest.raises(UsageError) as caught:
         carry_out(order)
     assert str(caught.value) == "--processes 2 under a torchrun of 4: leave --processes out"
+
+
+REMEDY = "start with torchrun, which sets all of them, or unset RANK and WORLD_SIZE"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MASTER_ADDR", None, "MASTER_ADDR is not set, but RANK and WORLD_SIZE are"),
+        ("MASTER_PORT", None, "MASTER_PORT is not set, but RANK and WORLD_SIZE are"),
+        ("RANK", "x", "RANK is 'x' and no number"),
+        ("WORLD_SIZE", "", "WORLD_SIZE is '' and no number"),
+        ("MASTER_PORT", "-1", "MASTER_PORT is '-1' and no number"),
+        ("RANK", "2", "RANK is 2 of 2"),
+    ],
+)
+def test_half_of_a_torchrun_is_refused_by_name(name, value, message, order, engine, monkeypatch):
+    given, _ = engine
+    torchrun(monkeypatch, 0, 2)
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as caught:
+        carry_out(order)
+    assert str(caught.value) == f"{message}: {REMEDY}"
+    assert given == {}
+
+
+def test_the_end_of_another_launcher_is_not_reported_by_the_one_that_was_refused(
+    order, monkeypatch
+):
+    def act(stop):
+        end(order.run, 0, status="finished", step=9, root="0" * 16)
+        return [Failure(0, 2, "run is taken by process 12", True)]
+
+    workers(monkeypatch, act)
+    with pytest.raises(RunError) as caught:
+        carry_out(order)
+    assert str(caught.value) == "run is taken by process 12"
 
 
 @pytest.fixture
@@ -195,15 +242,15 @@ def test_one_process_trains_here(order, engine):
     status, told = carry_out(replace(order, processes=1, changes=changes))
     assert (status, told) == (0, [Ended("finished", 5, "00000000000000ab", 0)])
     assert (given["settled"], given["resolved"].recipe.run.steps) == (1, 40)
-    assert (given["resume"], given["resolved"].declared, given["fault"]) == (False, (), None)
+    resolved = given["resolved"]
+    assert (resolved.resumes, resolved.declared, given["fault"]) == (False, (), None)
     assert "waited" not in given
 
 
 def test_a_worker_of_torchrun_trains_here_and_waits_for_the_others(order, engine, monkeypatch):
     given, _ = engine
     calls = workers(monkeypatch, lambda stop: [])
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    torchrun(monkeypatch, 0, 2)
     status, told = carry_out(order)
     assert (status, len(told), given["waited"]) == (0, 1, True)
     assert (given["times"], calls) == (1, []), "a worker trains once and starts nobody"
@@ -213,8 +260,7 @@ def test_a_worker_of_torchrun_trains_here_and_waits_for_the_others(order, engine
 def test_only_one_process_tells_the_end(rank, supervised, order, engine, monkeypatch, tmp_path):
     _, processes = engine
     processes.rank = rank
-    monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    torchrun(monkeypatch, rank, 2)
     if supervised:
         monkeypatch.setenv("BITSTEP_STOP_FILE", str(tmp_path / "stop"))
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))

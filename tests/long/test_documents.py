@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NOT_HERE = ("make ", "pip ", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=")
-"""The first two install; the third is for a cluster, and tried by the launcher's own tests."""
+"""The first two install; the third is for a cluster: tests/launch/test_launch_torchrun.py."""
 
 
 def commands(document):

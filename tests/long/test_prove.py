@@ -29,6 +29,22 @@ def test_nano_is_proven_on_one_two_and_four_processes(tmp_path, precision):
     assert (status, certificate["verdict"]) == (0, "proven")
     assert set(outcomes(certificate).values()) == {"proven"}
     assert {control["outcome"] for control in certificate["controls"]} == {"caught"}
+    assert not (tmp_path / "proof" / "killed" / "attempt-000" / "end.json").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_one_process_proves_no_layout_freedom(tmp_path):
+    # With this seed the kill is late in a late step: it must still come before the end.
+    words = ["--steps", "8", "--set", "schedule.warmup=2", "--set", "run.seed=35"]
+    status, certificate = proof(tmp_path, "--processes", "1", *words)
+    assert (status, certificate["verdict"]) == (0, "proven")
+    assert outcomes(certificate) == {
+        "repeatability": "proven",
+        "exact resume": "proven",
+        "layout freedom": "not tried",
+    }
+    assert certificate["killed_after"] in [f"killed after step {n} was recorded" for n in (6, 7)]
 
 
 @pytest.mark.long
