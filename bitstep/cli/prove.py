@@ -72,8 +72,8 @@ def prove(
     The guarantees are repeatability, exact resume and layout freedom, each by arms in fresh
     processes. The controls are arms that must be caught: each restores all but one stream.
 
-    Status 0 proven, 1 refuted, 2 unverified: an arm or a control failed to answer. With -v the
-    result names the arms as well.
+    Status 0 proven, 1 refuted, 2 unverified: an arm or a control failed to answer. With one number
+    of processes layout freedom is not tried, and the result says so. With -v it names the arms.
 
     Example: bitstep prove nano --processes 1,2,4 -o runs/proof
     """

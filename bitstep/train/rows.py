@@ -22,6 +22,8 @@ _PHASE = {
     "metric.eval_loss": "eval",
 }
 
+_ORDER = ("data", "forward", "reduce", "clip", "optimizer", "eval")
+
 
 def step_rows(
     result: StepResult, layout: Layout, evaluation: float | None, seq: Iterator[int]
@@ -35,6 +37,8 @@ def step_rows(
         extra = {} if evaluation is None else {"eval_loss": evaluation}
         rows += _metric_rows(result.step, {**result.metrics, **extra})
         rows += _root_rows(result.step, result.roots, "optimizer")
+    # Within a process the order of rows is that of causes: what differs first came first.
+    rows.sort(key=lambda row: _ORDER.index(row.site.phase))
     return [row._replace(seq=next(seq)) for row in rows]
 
 

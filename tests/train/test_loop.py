@@ -84,6 +84,16 @@ def test_a_run_has_a_row_for_every_step_and_ends_with_its_marker(folder, tmp_pat
     assert [p.evaluation is not None for p in seen] == [False, False, True, False, False, True]
 
 
+def test_the_rows_of_a_step_are_in_the_order_of_causes(folder, tmp_path):
+    run_attempt(tmp_path / "run", folder, "run.eval_every=1", stop_after=1)
+    (attempt,) = read_run(tmp_path / "run")
+    rows = [r.site for r in attempt.trace.records() if r.site.step == 1]
+    phases = list(dict.fromkeys(site.phase for site in rows))
+    assert phases == ["data", "forward", "reduce", "clip", "optimizer", "eval"]
+    slots = [site.slot for site in rows]
+    assert slots.index("root.gradients") < slots.index("metric.grad_norm") < slots.index("root")
+
+
 def test_a_stop_saves_at_the_step_boundary_and_resumes_to_the_same_root(folder, tmp_path):
     whole, _ = run_attempt(tmp_path / "whole", folder)
     stopped, seen = run_attempt(tmp_path / "run", folder, stop_after=2)
