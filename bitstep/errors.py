@@ -54,3 +54,8 @@ class DataError(BitstepError):
 
 class RunError(BitstepError):
     """A run directory that is taken, missing or full, or a process that died."""
+
+
+def printable(text: str) -> str:
+    """`text` with control characters, line ends and the like escaped: words from a file."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

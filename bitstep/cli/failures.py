@@ -18,10 +18,9 @@ import traceback
 import click
 
 from bitstep.cli.output import say, silence
-from bitstep.errors import BitstepError
+from bitstep.errors import BitstepError, printable
 from bitstep.launch.signals import INTERRUPTED
 from bitstep.launch.torchrun import is_supervised, is_worker, write_error
-from bitstep.trace.schema import printable
 
 logger = logging.getLogger("bitstep")
 

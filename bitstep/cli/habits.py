@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import click
 
 from bitstep.cli.output import put, say
-from bitstep.trace.schema import printable
+from bitstep.errors import printable
 from bitstep.version import __version__
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -21,10 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from bitstep.errors import TraceError
+from bitstep.errors import TraceError, printable
 from bitstep.records import WHOLE_RUN, Record
 from bitstep.trace.run import AttemptTrace, read_run
-from bitstep.trace.schema import metric_value, printable
+from bitstep.trace.schema import metric_value
 
 _LABELS: Final = {
     "loss": "loss",

@@ -77,11 +77,6 @@ def check_version(where: str, version: object, definition: object) -> None:
         )
 
 
-def printable(text: str) -> str:
-    """`text` with control characters, line ends and the like escaped: words from a file."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def metric_bits(value: float | int, dtype: str) -> int:
     """The bits of a metric as an unsigned number, below 2^32 for float32 and 2^64 otherwise.
 

@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from bitstep.errors import TraceError
+from bitstep.errors import TraceError, printable
 from bitstep.trace.frames import check_frames
 from bitstep.trace.index import Index, IndexEntry, checksum, open_plain
 from bitstep.trace.rows import check_batch
-from bitstep.trace.schema import FORMAT, SCHEMA, check_version, printable
+from bitstep.trace.schema import FORMAT, SCHEMA, check_version
 
 # ValueError: bytes that are no UTF-8. MemoryError is Arrow's for a size that cannot be had.
 _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, MemoryError)
