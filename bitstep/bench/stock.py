@@ -88,7 +88,11 @@ def _accumulation(engine: Engine) -> None:
         return run_leaf(engine, rank)
 
     _put(step, "run_leaf", run)
-    _put(step, "take_gradients", lambda model: take_gradients(model) if reduced else [])
+    _put(
+        step,
+        "take_gradients",
+        lambda model, layout: take_gradients(model, layout) if reduced else [],
+    )
     _put(step, "Counter", _Last)
 
 

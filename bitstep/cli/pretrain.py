@@ -36,6 +36,15 @@ if TYPE_CHECKING:
     help="How many processes do the work; the bits stay the same. Example: --processes 2",
 )
 @click.option(
+    "--sums",
+    type=click.Choice(["sharded", "whole"]),
+    default="sharded",
+    show_default=True,
+    help="Where gradients are added up first: sharded over processes, with one reduction a "
+    "microbatch, or whole on each process, with one a step and a whole gradient in memory. The "
+    "bits stay the same. Example: --sums whole",
+)
+@click.option(
     "--set",
     "changes",
     multiple=True,
@@ -64,6 +73,7 @@ def pretrain(
     recipe: str,
     run: Path | None,
     processes: int,
+    sums: str,
     changes: tuple[str, ...],
     steps: int | None,
     resume: bool,
@@ -94,6 +104,7 @@ def pretrain(
         changes=changes if steps is None else (*changes, f"run.steps={steps}"),
         resume=resume,
         fault=fault,
+        whole_sums=sums == "whole",
         habits=level_words(),
     )
     screen = Steps()

@@ -3,6 +3,7 @@
     reference       on the first number of processes; saves nothing before its end
     repeat          the same again, and never saves at all
     processes-W     one arm for each other number of processes
+    whole-sums      on another number of processes, with the other end of the tree local
     resume          on the second number; saves on the way, is killed with SIGKILL at a seeded
                     moment, and goes on
     resume-again    goes on from a copy of what the kill left, on the first number of processes
@@ -55,6 +56,8 @@ class Plan:
     """Threads of one process: how many cores it takes."""
     seed: int
     folder: Path
+    whole_sums: int | None
+    """Number of processes of the arm with whole sums; None where the fan-ins allow none."""
     fault: str | None
     """A fault in every arm, to see the proof fail."""
 
@@ -116,6 +119,9 @@ def run_arms(plan: Plan, said: Said) -> tuple[ArmReport, ...]:
         *(partial(arm, f"processes-{w}", w, "--set", only_at_end) for w in others),
         partial(_killed_and_resumed, plan, slots, live),
     ]
+    if plan.whole_sums is not None:
+        whole = ("--set", only_at_end, "--sums", "whole")
+        jobs.append(partial(arm, "whole-sums", plan.whole_sums, *whole))
     reports = _side_by_side(jobs, live, said)
     controls: list[Callable[[], ArmReport]] = [
         partial(_goes_on, plan, slots, live, "resume-again", None),

@@ -85,7 +85,8 @@ def _guarantees(plan: Plan, reader: _Judge) -> tuple[Finding, ...]:
         untried = Finding("layout freedom", (), NOT_TRIED, "one number of processes")
         return repeats, resumes, untried
     # What one number of processes saved, another one restored: that is layout, too.
-    layouts = reader.guarantee("layout freedom", "reference", [*others, "resume-again"])
+    arms = [*others, *["whole-sums"] * (plan.whole_sums is not None), "resume-again"]
+    layouts = reader.guarantee("layout freedom", "reference", arms)
     return repeats, reader.guarantee("exact resume", same, ["resume"]), layouts
 
 

@@ -23,7 +23,7 @@ from bitstep.faults import parse_fault
 from bitstep.investigate.arms import Plan, Said, run_arms
 from bitstep.investigate.certificate import Certificate
 from bitstep.investigate.judge import judge
-from bitstep.train.layout import Layout
+from bitstep.train.layout import Layout, boundaries
 from bitstep.train.recipe import Recipe, load
 
 SHORTEST = 8
@@ -72,6 +72,7 @@ def _plan(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} is not empty: choose another directory with -o")
     _check_corpus(loaded)
+    whole = boundaries(loaded.layout.fan_ins, whole_sums=True)
     return (
         Plan(
             recipe=recipe,
@@ -80,6 +81,7 @@ def _plan(
             processes=tuple(dict.fromkeys(processes)),
             threads=loaded.layout.threads,
             seed=loaded.run.seed,
+            whole_sums=next((count for count in processes[1:] if count in whole), None),
             folder=folder,
             fault=fault,
         ),

@@ -53,6 +53,8 @@ class Order:
     """"section.key=value", in order."""
     resume: bool = False
     fault: str = ""
+    whole_sums: bool = False
+    """Each process adds up its own microbatches first, see `train.layout`."""
     habits: tuple[str, ...] = ()
     """-v and -q, for the workers."""
 
@@ -64,6 +66,8 @@ class Order:
             words += ["--set", change]
         if self.fault:
             words += ["--fault", self.fault]
+        if self.whole_sums:
+            words += ["--sums", "whole"]
         return [*words, *["--resume"] * self.resume, *self.habits]
 
 
@@ -125,6 +129,7 @@ def _train(
         should_stop=stop,
         report=show if processes.rank == 0 else _ignore,
         fault=fault,
+        whole_sums=order.whole_sums,
     )
     status = 0 if finished.status == "finished" else stop.exit
     return Ended(finished.status, finished.step, f"{finished.root:016x}", status), processes

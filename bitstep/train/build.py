@@ -31,7 +31,7 @@ from bitstep.train.model.hybrid import HybridModel
 from bitstep.train.model.initial import initialise
 from bitstep.train.optimizer import AdamW
 from bitstep.train.recipe import Recipe
-from bitstep.train.reduction import prepare
+from bitstep.train.reduction import TreeReduceScatter, prepare
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,6 +45,7 @@ class Engine:
     processes: Processes
     fault: Fault | None
     model: HybridModel
+    tree: TreeReduceScatter | None
     optimizer: AdamW
     training_data: Loader
     held_out_data: Loader | None
@@ -59,7 +60,8 @@ def build(
     seed = recipe.run.seed
     if fault is not None and fault.kind == "wall-clock-seed":
         seed = processes.broadcast(time.time_ns())
-    model = _sharded_model(recipe, layout, mesh, seed, fault)
+    model = _sharded_model(recipe, mesh, seed)
+    tree = prepare(model, layout, fault)
     parameters = list(_parameter_pieces(model))
     optimizer = AdamW(
         {piece.name: piece.tensor for piece in parameters},
@@ -77,6 +79,7 @@ def build(
         processes=processes,
         fault=fault,
         model=model,
+        tree=tree,
         optimizer=optimizer,
         training_data=_loader(recipe, corpus, "train"),
         held_out_data=_loader(recipe, corpus, "held-out") if recipe.run.eval_every else None,
@@ -84,9 +87,7 @@ def build(
     )
 
 
-def _sharded_model(
-    recipe: Recipe, layout: Layout, mesh: DeviceMesh, seed: int, fault: Fault | None
-) -> HybridModel:
+def _sharded_model(recipe: Recipe, mesh: DeviceMesh, seed: int) -> HybridModel:
     policy = MixedPrecisionPolicy(
         param_dtype=COMPUTE[recipe.run.precision], reduce_dtype=torch.float32
     )
@@ -96,7 +97,6 @@ def _sharded_model(
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     model.to_empty(device=mesh.device_type)
     _draw(model, recipe, seed)
-    prepare(model, layout, fault)
     return model
 
 

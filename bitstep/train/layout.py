@@ -2,9 +2,13 @@
 
 1. The recipe fixes a tree: V leaves (logical data-parallel ranks), summed by `fan_ins`, the
    lowest level first, children in index order.
-2. W processes each do V/W leaves. W must be a level boundary, so that the low levels are whole
-   subtrees across processes and the high levels whole subtrees over microbatches.
-3. Leaf v is microbatch v div W of process v mod W.
+2. W processes each do V/W leaves. W must be a level boundary, so that whole subtrees are added
+   across processes and whole subtrees over the microbatches of one process.
+3. Sharded sums: leaf v is microbatch v div W of process v mod W. The low levels cross processes,
+   once a microbatch, and a process adds up its parts of the sums.
+4. Whole sums: process v div (V/W) has leaf v. A process adds up its own microbatches whole, and
+   the high levels cross processes, once a step. The same tree, the same bits: less traffic, and a
+   whole gradient in memory instead of a part of one.
 
 >>> Layout(fan_ins=(2, 2, 2), processes=2, process=1, local_processes=2).leaves()
 (1, 3, 5, 7)
@@ -32,6 +36,8 @@ class Layout:
     """Which of them this is, from 0."""
     local_processes: int
     """How many of them are on one node; consecutive ones are."""
+    whole_sums: bool = False
+    """Whether each process adds up its own microbatches first."""
 
     def __post_init__(self) -> None:
         if any(fan_in < 2 for fan_in in self.fan_ins):
@@ -41,16 +47,15 @@ class Layout:
             )
         if not 0 <= self.process < self.processes:
             raise LayoutError(f"process {self.process} is not one of {self.processes} processes")
-        self._require_boundary("processes", self.processes)
+        self._require("processes", self.processes, boundaries(self.fan_ins, self.whole_sums))
         if self.local_processes < self.processes:
-            self._require_boundary("processes on a node", self.local_processes)
+            self._require("processes on a node", self.local_processes, boundaries(self.across))
         elif self.local_processes > self.processes:
             raise LayoutError(
                 f"{self.local_processes} processes on a node, of {self.processes} in all"
             )
 
-    def _require_boundary(self, what: str, count: int) -> None:
-        allowed = boundaries(self.fan_ins)
+    def _require(self, what: str, count: int, allowed: tuple[int, ...]) -> None:
         if count not in allowed:
             raise LayoutError(
                 f"{count} {what}: the fan-ins {list(self.fan_ins)} allow "
@@ -68,14 +73,18 @@ class Layout:
         return self.logical_ranks // self.processes
 
     @property
-    def low(self) -> tuple[int, ...]:
+    def across(self) -> tuple[int, ...]:
         """Fan-ins of the levels that run across processes; their product is W."""
-        return self.fan_ins[: self._levels(self.processes)]
+        if self.whole_sums:
+            return self.fan_ins[_levels(self.fan_ins, self.microbatches) :]
+        return self.fan_ins[: _levels(self.fan_ins, self.processes)]
 
     @property
-    def high(self) -> tuple[int, ...]:
+    def own(self) -> tuple[int, ...]:
         """Fan-ins of the levels that run over a process's microbatches; their product is V/W."""
-        return self.fan_ins[self._levels(self.processes) :]
+        if self.whole_sums:
+            return self.fan_ins[: _levels(self.fan_ins, self.microbatches)]
+        return self.fan_ins[_levels(self.fan_ins, self.processes) :]
 
     @property
     def nodes(self) -> int:
@@ -84,22 +93,30 @@ class Layout:
 
     @property
     def within_node(self) -> tuple[int, ...]:
-        """Fan-ins of the low levels that stay on one node."""
-        return self.fan_ins[: self._levels(self.local_processes)]
+        """Fan-ins of the levels across processes that stay on one node."""
+        return self.across[: _levels(self.across, self.local_processes)]
 
     @property
     def across_nodes(self) -> tuple[int, ...]:
-        """Fan-ins of the low levels that cross nodes; empty on one node."""
-        return self.fan_ins[self._levels(self.local_processes) : self._levels(self.processes)]
+        """Fan-ins of the levels that cross nodes; empty on one node."""
+        return self.across[_levels(self.across, self.local_processes) :]
 
     def leaves(self) -> tuple[int, ...]:
         """The logical ranks of this process, in microbatch order."""
+        if self.whole_sums:
+            first = self.process * self.microbatches
+            return tuple(range(first, first + self.microbatches))
         return tuple(range(self.process, self.logical_ranks, self.processes))
 
-    def _levels(self, count: int) -> int:
-        return boundaries(self.fan_ins).index(count)
+
+def boundaries(fan_ins: tuple[int, ...], whole_sums: bool = False) -> tuple[int, ...]:
+    """The numbers of processes that the fan-ins allow: 1 and every product from the leaves up.
+
+    With whole sums every product from the root down.
+    """
+    return tuple(accumulate(reversed(fan_ins) if whole_sums else fan_ins, mul, initial=1))
 
 
-def boundaries(fan_ins: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers of processes that the fan-ins allow: 1 and every prefix product."""
-    return tuple(accumulate(fan_ins, mul, initial=1))
+def _levels(fan_ins: tuple[int, ...], count: int) -> int:
+    """How many levels from the leaves make subtrees of that many leaves."""
+    return boundaries(fan_ins).index(count)

@@ -69,11 +69,12 @@ def pretrain(
     should_stop: Callable[[], bool],
     report: Callable[[Progress], None],
     fault: Fault | None = None,
+    whole_sums: bool = False,
 ) -> End:
     """One attempt of a run in its directory, on every process at once. Raises BitstepError."""
     recipe = resolved.recipe
     local = processes.local_world or processes.world
-    layout = Layout(recipe.layout.fan_ins, processes.world, processes.rank, local)
+    layout = Layout(recipe.layout.fan_ins, processes.world, processes.rank, local, whole_sums)
     corpus = Corpus.read(recipe.data.folder, held_out=recipe.data.held_out)
     engine = build(recipe, layout, processes, corpus, fault)
     with locked(run, processes, resolved.resumes):
@@ -110,7 +111,11 @@ def _manifest(
         order_digest=engine.training_data.order_digest(),
         layout={
             "logical": {"fan_ins": recipe.layout.fan_ins, "threads": recipe.layout.threads},
-            "physical": {"processes": layout.processes, "on_a_node": layout.local_processes},
+            "physical": {
+                "processes": layout.processes,
+                "on_a_node": layout.local_processes,
+                "sums": "whole" if layout.whole_sums else "sharded",
+            },
         },
         declared=resolved.declared,
     )

@@ -1,12 +1,14 @@
 """Gradients summed over the leaves in one fixed tree, whatever the number of processes.
 
 1. Each backward ends in FSDP2's reduce-scatter. `TreeReduceScatter` takes its place: every process
-   receives its part from all others (all-to-all) and adds the parts up in the order of the low
-   fan-ins. On several nodes in two stages: within the node, then across.
+   receives its part from all others (all-to-all) and adds the parts up in the order of the fan-ins
+   across processes. On several nodes in two stages: within the node, then across.
 2. `take_gradients` takes the result out of the model. Left there, FSDP2 would add the next
    microbatch to it from the left, which is another tree.
-3. `Counter` adds up the microbatches in the order of the high fan-ins, and holds at most one
+3. `Counter` adds up the microbatches in the order of the own fan-ins, and holds at most one
    partial sum per level beside the incoming one.
+4. With whole sums a backward reduces nothing: whole gradients are taken and added up, and `spread`
+   sends each process its part of the total, once, through the same exchange and tree.
 
 Nothing is divided inside the sum: the loss of a leaf carries 1/V. An absent gradient is a zero
 leaf, because (-0.0) + (+0.0) is +0.0 and not what skipping gives.
@@ -87,7 +89,7 @@ class TreeReduceScatter(ReduceScatter):
         layout = self._layout
         if self._node is None:
             parts = _exchange(input_tensor, group)
-            output_tensor.copy_(tree_sum(parts.view(layout.processes, -1).unbind(), layout.low))
+            output_tensor.copy_(tree_sum(parts.view(layout.processes, -1).unbind(), layout.across))
             return
         # Part j goes to process j in the end. Within the node it first goes to the local process
         # with j's place on its node, so that each then holds the parts of its peers on all nodes.
@@ -125,7 +127,7 @@ class Counter:
     """
 
     def __init__(self, layout: Layout, fault: Fault | None = None) -> None:
-        self._fan_ins = layout.high
+        self._fan_ins = layout.own
         if fault is not None and fault.kind in ("left-fold", "stock-reduction"):
             self._fan_ins = (layout.microbatches,)
         self._partial: list[list[Tensor]] = [[] for _ in self._fan_ins]
@@ -152,8 +154,12 @@ class Counter:
         return self._total
 
 
-def prepare(model: nn.Module, layout: Layout, fault: Fault | None = None) -> None:
+def prepare(
+    model: nn.Module, layout: Layout, fault: Fault | None = None
+) -> TreeReduceScatter | None:
     """Set the tree on every FSDP2 module of the model, after fully_shard and before a forward.
+
+    Gives back the tree, or None where FSDP2 keeps its own reduction or there is one process.
 
     Raises RecipeError for a reduction that is not in float32, LayoutError for HSDP. Every unit
     must take part in every forward: its parameters may get no gradient, but a unit that is not
@@ -169,6 +175,14 @@ def prepare(model: nn.Module, layout: Layout, fault: Fault | None = None) -> Non
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         module.set_reduce_scatter_unused_params(True)
+        if _sums_whole(layout):
+            module.set_requires_gradient_sync(False)
+    return tree
+
+
+def _sums_whole(layout: Layout) -> bool:
+    # One process has nothing to exchange: both ways are the counter alone.
+    return layout.whole_sums and layout.processes > 1
 
 
 def _units(model: nn.Module) -> Iterator[FSDPModule]:
@@ -208,11 +222,14 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def take_gradients(model: nn.Module) -> list[Tensor]:
-    """The local gradient of each trainable parameter, in the order of model.parameters().
+def take_gradients(model: nn.Module, layout: Layout) -> list[Tensor]:
+    """The gradient of each trainable parameter, in the order of model.parameters().
 
-    Takes them out of the model: every p.grad is None afterwards. One that is absent is zeros.
+    The local part of each, or with whole sums all of it. Takes them out of the model: every p.grad
+    is None afterwards. One that is absent is zeros.
     """
+    if _sums_whole(layout):
+        return _take_whole_gradients(model)
     gradients = []
     for parameter in model.parameters():
         if not parameter.requires_grad:
@@ -224,3 +241,59 @@ def take_gradients(model: nn.Module) -> list[Tensor]:
             gradients.append(cast(DTensor, gradient).to_local())
         parameter.grad = None
     return gradients
+
+
+def _take_whole_gradients(model: nn.Module) -> list[Tensor]:
+    # FSDP2 keeps what it was not asked to reduce beside the sharded parameter, in names of its own;
+    # a missing one is an error here, before any wrong bit.
+    groups = (unit._get_fsdp_state()._fsdp_param_group for unit in _units(model))
+    held = {id(p.sharded_param): p for group in groups if group for p in group.fsdp_params}
+    gradients = []
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        whole = held[id(parameter)]
+        gradient = whole.unsharded_accumulated_grad
+        if gradient is None:
+            gradient = whole._unsharded_param.grad
+        if gradient is None:
+            gradient = torch.zeros(parameter.shape, device=parameter.device)
+        whole.unsharded_accumulated_grad = whole._unsharded_param.grad = None
+        gradients.append(gradient)
+    return gradients
+
+
+def spread(
+    gradients: list[Tensor], model: nn.Module, layout: Layout, tree: TreeReduceScatter | None
+) -> list[Tensor]:
+    """The local part of each total, from the totals of all processes: with whole sums one exchange.
+
+    With sharded sums the gradients are local parts already.
+    """
+    if not _sums_whole(layout) or tree is None:
+        return gradients
+    world = layout.processes
+    chunks = [_chunks(gradient, world) for gradient in gradients]
+    sent = torch.cat([chunk.view(world, -1) for chunk in chunks], dim=1)
+    part = tree.allocate([sent.shape[1]], dtype=sent.dtype, device=sent.device)
+    tree(part, sent.view(-1), _world(), dist.ReduceOp.SUM)
+    pieces = torch.split(part, [chunk[0].numel() for chunk in chunks])
+    parameters = (p for p in model.parameters() if p.requires_grad)
+    return [
+        piece.view_as(chunk[0])[: cast(DTensor, parameter.detach()).to_local().shape[0]]
+        for piece, chunk, parameter in zip(pieces, chunks, parameters, strict=True)
+    ]
+
+
+def _chunks(gradient: Tensor, world: int) -> Tensor:
+    """[n, ...] -> [world, ceil(n / world), ...], padded with zeros: the cut of FSDP2."""
+    rows = -(-gradient.shape[0] // world)
+    padded = gradient.new_zeros(world * rows, *gradient.shape[1:])
+    padded[: gradient.shape[0]] = gradient
+    return padded.view(world, rows, *gradient.shape[1:])
+
+
+def _world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None, "no process group"
+    return group

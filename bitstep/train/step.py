@@ -26,7 +26,7 @@ from bitstep.train.build import Engine
 from bitstep.train.leaf import run_leaf, share
 from bitstep.train.model.router import update_expert_bias
 from bitstep.train.norm import clip_, exact_norm
-from bitstep.train.reduction import Counter, take_gradients
+from bitstep.train.reduction import Counter, spread, take_gradients
 from bitstep.train.schedule import learning_rate
 
 log = logging.getLogger("bitstep")
@@ -58,8 +58,8 @@ def train_step(engine: Engine) -> StepResult:
     for microbatch, rank in enumerate(engine.layout.leaves()):
         log.debug("step %d: forward and backward of microbatch %d", step, microbatch)
         leaves.append(run_leaf(engine, rank))
-        counter.push(take_gradients(engine.model))
-    gradients = counter.result()
+        counter.push(take_gradients(engine.model, engine.layout))
+    gradients = spread(counter.result(), engine.model, engine.layout, engine.tree)
     log.debug("step %d: clip", step)
     norm = exact_norm(gradients, engine.processes)
     gradient_root = root(whole_fingerprints(_as_pieces(engine, gradients), engine.processes))

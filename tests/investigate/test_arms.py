@@ -19,7 +19,7 @@ STEPS = 8
 
 
 def plan(folder):
-    return Plan("nano", (), STEPS, (1, 2), threads=1, seed=7, folder=folder, fault=None)
+    return Plan("nano", (), STEPS, (1, 2), 1, 7, whole_sums=None, folder=folder, fault=None)
 
 
 def script(monkeypatch, text):

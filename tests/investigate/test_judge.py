@@ -21,7 +21,7 @@ from bitstep.train.recipe import load
 STEPS, SAVED, KILLED = 8, 4, 5
 CONTROLS = tuple(f"without-{stream}" for stream in STREAMS)
 RESUMED = ("resume", "resume-again", *CONTROLS)
-SAVING = ("reference", "processes-2", "resume")
+SAVING = ("reference", "processes-2", "whole-sums", "resume")
 PARENT = {"attempt": 0, "step": SAVED, "root": f"{7:016x}"}
 
 
@@ -93,7 +93,10 @@ def differs(*streams, after=KILLED):
 
 
 def plan(folder, processes=(1, 2)):
-    return Plan("nano", (), STEPS, processes, threads=1, seed=7, folder=folder, fault=None)
+    whole = processes[1] if len(processes) > 1 else None
+    return Plan(
+        "nano", (), STEPS, processes, threads=1, seed=7, folder=folder, fault=None, whole_sums=whole
+    )
 
 
 def judged(folder, changed=None, recipe=None, processes=(1, 2)):
@@ -103,6 +106,7 @@ def judged(folder, changed=None, recipe=None, processes=(1, 2)):
     """
     arms = {name: {} for name in ("reference", "repeat", "resume", "resume-again")}
     arms |= {f"processes-{w}": {} for w in processes[1:]}
+    arms |= {"whole-sums": {}} if processes[1:] else {}
     for stream in STREAMS:
         other = "moments" if stream == "parameters" else "parameters"
         arms[f"without-{stream}"] = {"change": differs(stream, other)}
@@ -140,6 +144,7 @@ def test_arms_that_agree_and_controls_that_are_caught_are_a_proof(tmp_path):
     [
         ("repeat", "repeatability"),
         ("processes-2", "layout freedom"),
+        ("whole-sums", "layout freedom"),
         ("resume", "exact resume"),
         ("resume-again", "layout freedom"),
     ],

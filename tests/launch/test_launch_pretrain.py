@@ -67,6 +67,7 @@ def test_an_order_is_words_again():
         changes=("run.steps=4", "optimizer.lr=0.1"),
         resume=True,
         fault="left-fold",
+        whole_sums=True,
         habits=("-q",),
     )
     assert order.words() == [
@@ -84,6 +85,8 @@ def test_an_order_is_words_again():
         "optimizer.lr=0.1",
         "--fault",
         "left-fold",
+        "--sums",
+        "whole",
         "--resume",
         "-q",
     ]
@@ -244,6 +247,7 @@ def test_one_process_trains_here(order, engine):
     assert (given["settled"], given["resolved"].recipe.run.steps) == (1, 40)
     resolved = given["resolved"]
     assert (resolved.resumes, resolved.declared, given["fault"]) == (False, (), None)
+    assert given["whole_sums"] is False
     assert "waited" not in given
 
 

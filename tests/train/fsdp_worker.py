@@ -24,7 +24,13 @@ from bitstep.train.layout import Layout
 from bitstep.train.norm import clip_, exact_norm
 from bitstep.train.optimizer import AdamW
 from bitstep.train.recipe import OptimizerConfig
-from bitstep.train.reduction import Counter, TreeReduceScatter, prepare, take_gradients
+from bitstep.train.reduction import (
+    Counter,
+    TreeReduceScatter,
+    prepare,
+    spread,
+    take_gradients,
+)
 
 FAN_INS = (2, 2, 2)
 WIDTH, TOKENS, EXPERTS, STEPS = 19, 6, 5, 3
@@ -35,6 +41,9 @@ CASES = {
     "stock-reduction": {"fault": Fault("stock-reduction")},
     "fused-adamw": {"fault": Fault("fused-adamw")},
     "two nodes": {"nodes": 2},
+    "whole sums": {"whole": True},
+    "whole sums, bfloat16": {"whole": True, "compute": torch.bfloat16, "recompute": True},
+    "whole sums, two nodes": {"whole": True, "nodes": 2},
 }
 
 
@@ -89,15 +98,15 @@ def sharded_model(compute=torch.float32, recompute=False):
     return model
 
 
-def layout_of(nodes=1):
+def layout_of(nodes=1, whole=False):
     world = dist.get_world_size()
-    return Layout(FAN_INS, world, dist.get_rank(), world // nodes)
+    return Layout(FAN_INS, world, dist.get_rank(), world // nodes, whole)
 
 
-def train(compute=torch.float32, recompute=False, fault=None, nodes=1):
+def train(compute=torch.float32, recompute=False, fault=None, nodes=1, whole=False):
     """Three steps of the engine's arithmetic; local parts of masters, moments, and the norms."""
-    model, layout = sharded_model(compute, recompute), layout_of(nodes)
-    prepare(model, layout, fault)
+    model, layout = sharded_model(compute, recompute), layout_of(nodes, whole)
+    tree = prepare(model, layout, fault)
     trained = {n: p.detach().to_local() for n, p in model.named_parameters() if p.requires_grad}
     fused = fault is not None and fault.kind == "fused-adamw"
     optimizer = AdamW(trained, OptimizerConfig(clip=0.5), decayed=set(trained), fused=fused)
@@ -109,8 +118,8 @@ def train(compute=torch.float32, recompute=False, fault=None, nodes=1):
             generator = torch.Generator().manual_seed(1000 * step + leaf)
             x = torch.randn(TOKENS, WIDTH, generator=generator).to(compute)
             (model(x) / layout.logical_ranks).backward()
-            counter.push(take_gradients(model))
-        gradients = counter.result()
+            counter.push(take_gradients(model, layout))
+        gradients = spread(counter.result(), model, layout, tree)
         norms.append(exact_norm(gradients, processes))
         clip_(gradients, norms[-1], 0.5)
         optimizer.step(gradients, lr=0.02, update=step)

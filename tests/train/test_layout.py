@@ -25,13 +25,13 @@ def test_microbatch_m_of_process_p_is_leaf_m_times_w_plus_p():
 
 def test_the_processes_split_the_fan_ins_at_their_level():
     layout = Layout((2, 3, 5), 6, 0, 6)
-    assert (layout.low, layout.high) == ((2, 3), (5,))
+    assert (layout.across, layout.own) == ((2, 3), (5,))
     assert (layout.logical_ranks, layout.microbatches, layout.nodes) == (30, 5, 1)
 
 
 def test_nodes_split_the_low_fan_ins_again():
     layout = Layout((2, 3, 5), 30, 7, 2)
-    assert (layout.within_node, layout.across_nodes, layout.high) == ((2,), (3, 5), ())
+    assert (layout.within_node, layout.across_nodes, layout.own) == ((2,), (3, 5), ())
     assert layout.nodes == 15
 
 
@@ -42,7 +42,7 @@ def test_one_process_per_node_leaves_nothing_within():
 
 def test_no_fan_ins_are_one_leaf():
     layout = Layout((), 1, 0, 1)
-    assert (layout.logical_ranks, layout.leaves(), layout.low, layout.high) == (1, (0,), (), ())
+    assert (layout.logical_ranks, layout.leaves(), layout.across, layout.own) == (1, (0,), (), ())
 
 
 def test_2432_leaves_allow_only_the_prefix_products():
@@ -95,3 +95,26 @@ def test_layout_schedule_and_faults_import_without_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_with_whole_sums_a_process_has_consecutive_leaves_and_the_high_levels_cross():
+    layout = Layout((2, 3, 5), processes=5, process=1, local_processes=5, whole_sums=True)
+    assert layout.leaves() == (6, 7, 8, 9, 10, 11)
+    assert (layout.own, layout.across) == ((2, 3), (5,))
+    two_nodes = Layout((2, 2, 2), processes=4, process=3, local_processes=2, whole_sums=True)
+    assert (two_nodes.own, two_nodes.within_node, two_nodes.across_nodes) == ((2,), (2,), (2,))
+    assert two_nodes.leaves() == (6, 7)
+
+
+def test_with_whole_sums_other_numbers_of_processes_are_allowed():
+    with pytest.raises(
+        LayoutError, match=r"2 processes: the fan-ins \[2, 3, 5\] allow 1, 5, 15, 30"
+    ):
+        Layout((2, 3, 5), processes=2, process=0, local_processes=2, whole_sums=True)
+
+
+@pytest.mark.parametrize("whole_sums", [False, True])
+def test_every_leaf_is_done_once(whole_sums):
+    for world in (1, 2, 4, 8):
+        layouts = [Layout((2, 2, 2), world, p, world, whole_sums) for p in range(world)]
+        assert sorted(leaf for layout in layouts for leaf in layout.leaves()) == list(range(8))

@@ -77,7 +77,7 @@ def test_low_levels_then_the_counter_are_the_whole_tree(fan_ins):
         layout = Layout(fan_ins, processes, 0, processes)
         counter = Counter(layout)
         for first in range(0, len(leaves), processes):
-            microbatch = tree_sum(copies(leaves[first : first + processes]), layout.low)
+            microbatch = tree_sum(copies(leaves[first : first + processes]), layout.across)
             counter.push([microbatch, microbatch.clone()])
         assert all(same(total, expected) for total in counter.result())
 
@@ -176,7 +176,7 @@ def test_gradients_are_taken_out_and_an_absent_one_is_zeros(one_process):
     model(torch.ones(worker.TOKENS, worker.WIDTH)).backward()
     held = weight.grad.to_local()
     weight.grad = None
-    gradients = take_gradients(model)
+    gradients = take_gradients(model, one_process)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert [g.shape for g in gradients] == [p.shape for p in trained]
     assert all(p.grad is None for p in trained)
@@ -231,6 +231,17 @@ def test_any_number_of_processes_gives_the_bits_of_one(trained, case, processes)
 
 def test_two_nodes_give_the_bits_of_one_process(trained):
     assert differing(trained, "two nodes", 4) == []
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_whole_sums_have_the_bits_of_sharded_ones(trained, processes):
+    assert differing(trained, "whole sums", processes) == []
+    bfloat16 = "whole sums, bfloat16"
+    assert differing(trained, bfloat16, processes, reference="bfloat16") == []
+
+
+def test_whole_sums_on_two_nodes_have_the_same_bits(trained):
+    assert differing(trained, "whole sums, two nodes", 4) == []
 
 
 @pytest.mark.parametrize("fault", ["left-fold", "stock-reduction", "fused-adamw"])
