@@ -120,7 +120,7 @@ def _own_group(partition: list[list[int]]) -> dist.ProcessGroup | None:
 
 
 class Counter:
-    """Sum over the microbatches of one step, in the order of the high fan-ins.
+    """Sum over the microbatches of one step, in the order of the own fan-ins.
 
     Like a counter whose digits have the fan-ins as bases: a full digit is carried to the next.
     With the fault "left-fold" or "stock-reduction", one digit takes everything.
@@ -161,12 +161,15 @@ def prepare(
 
     Gives back the tree, or None where FSDP2 keeps its own reduction or there is one process.
 
-    Raises RecipeError for a reduction that is not in float32, LayoutError for HSDP. Every unit
+    Raises RecipeError for a reduction that is not in float32, LayoutError for HSDP and for whole
+    sums without the tree that they are spread by. Every unit
     must take part in every forward: its parameters may get no gradient, but a unit that is not
     called gathers nothing, and the other processes wait for it.
     """
     _refuse_other_parameters(model)
     stock = fault is not None and fault.kind == "stock-reduction"
+    if stock and _sums_whole(layout):
+        raise LayoutError("stock-reduction has no whole sums: leave --sums whole out")
     tree = None if stock or layout.processes == 1 else TreeReduceScatter(layout)
     for module in _units(model):
         _refuse_other_reductions(module)

@@ -169,6 +169,12 @@ def test_parameters_outside_fsdp_are_refused(one_process):
         prepare(torch.nn.Linear(2, 2), one_process)
 
 
+def test_whole_sums_without_the_tree_are_refused(one_process):
+    two = Layout(worker.FAN_INS, 2, 0, 2, whole_sums=True)
+    with pytest.raises(LayoutError, match="stock-reduction has no whole sums"):
+        prepare(worker.sharded_model(), two, Fault("stock-reduction"))
+
+
 def test_gradients_are_taken_out_and_an_absent_one_is_zeros(one_process):
     model = worker.sharded_model()
     prepare(model, one_process)
