@@ -59,8 +59,12 @@ def test_a_shard_that_no_process_holds_is_an_error():
 def test_a_replica_counts_once():
     tensor = torch.arange(4)
     replica = Piece("buffers", "b", tensor, Box((4,), (0,), (4,)), replicated=True)
-    first = whole_fingerprints([replica], Lockstep(0, torch.zeros(1, 2, dtype=torch.int64)))
+    nothing = torch.zeros(1, 2, dtype=torch.int64)
+    first = whole_fingerprints([replica], Lockstep(0, nothing))
     assert first == {"buffers/b": fingerprint(tensor)}
+    whole = fingerprint(tensor).sum
+    of_first = torch.tensor([[whole - 2**64 if whole >= 2**63 else whole, 32]])
+    assert whole_fingerprints([replica], Lockstep(1, of_first)) == first
 
 
 def test_the_state_root_sees_every_tensor_and_every_value():

@@ -9,6 +9,7 @@ from engine_fakes import tiny_engine, write_corpus
 
 from bitstep.faults import Fault
 from bitstep.train.evaluate import evaluate
+from bitstep.train.schedule import learning_rate
 from bitstep.train.step import state_roots, train_step
 
 
@@ -37,6 +38,20 @@ def test_every_stream_moves_in_every_step(folder):
     before = state_roots(engine)
     after = train_step(engine).roots
     assert {stream for stream in before if before[stream] == after[stream]} == set()
+
+
+def test_each_position_advances_by_one_step_of_its_own(folder):
+    engine = tiny_engine(folder)
+    rates = [train_step(engine).metrics["lr"] for _ in range(3)]
+    schedule, peak = engine.recipe.schedule, engine.recipe.optimizer.lr
+    assert rates == [peak * learning_rate(position, schedule, 6) for position in range(3)]
+    assert len(set(rates)) > 1
+    assert engine.state.values == {
+        "schedule": {"position": 3, "updates": 3},
+        "random": {"seed": 7, "counter": 3},
+        "data": {"position": 3 * 4},
+        "step": {"step": 3},
+    }
 
 
 def test_another_seed_gives_other_bits(folder):
