@@ -1,6 +1,7 @@
 """Pretraining with the same bits: repeat it, resume it, spread it, prove it.
 
 The names below are loaded when they are first asked for; importing bitstep imports no torch.
+`bitstep.record` is the one that needs it.
 Rooms are imported by their own names: `from bitstep.fingerprint import fingerprint`.
 
 >>> import bitstep
@@ -17,6 +18,7 @@ from bitstep.version import __version__
 
 if TYPE_CHECKING:
     from bitstep.errors import BitstepError, RunError
+    from bitstep.observe import record
     from bitstep.records import Fingerprint, Outcome, Record, Site, Verdict
     from bitstep.trace import TraceWriter, read_trace
 
@@ -31,6 +33,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "read_trace",
+    "record",
 ]
 
 _ROOMS = {
@@ -43,6 +46,7 @@ _ROOMS = {
     "TraceWriter": "trace",
     "Verdict": "records",
     "read_trace": "trace",
+    "record": "observe",
 }
 
 

@@ -110,6 +110,27 @@ class Record(NamedTuple):
     flags: int = 0
 
 
+class Flag(enum.IntFlag):
+    """What a row says about itself beside its digest; never compared between runs."""
+
+    CARRIED = 1
+    """Not hashed again: last hashed under the same address, version, shape and stride."""
+    SKIPPED = 2
+    """Not hashed: it has no bits to read."""
+    UNINITIALISED = 4
+    """An input on storage that no recorded op wrote."""
+    PARTLY = 8
+    """An input on storage of which recorded ops wrote a part."""
+    GAP = 16
+    """Recording failed or was reduced here."""
+    COMPILED = 32
+    """The boundary of a compiled region."""
+    SCALAR = 64
+    """A Python number read from a tensor; the digest is its bits."""
+    RAISED = 128
+    """The op raised an exception."""
+
+
 class Outcome(enum.IntEnum):
     """What a comparison found; the value is the exit status everywhere."""
 

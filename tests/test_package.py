@@ -21,6 +21,7 @@ NO_TORCH = [
     "bitstep.checkpoint",
     "bitstep.cli",
     "bitstep.contract.manifest",
+    "bitstep.diff",
     "bitstep.errors",
     "bitstep.faults",
     "bitstep.fingerprint",
@@ -28,6 +29,7 @@ NO_TORCH = [
     "bitstep.launch.pretrain",
     "bitstep.launch.torchrun",
     "bitstep.records",
+    "bitstep.report.difference",
     "bitstep.report.terminal",
     "bitstep.trace",
     # The launcher reads both before it may import torch: the environment comes first.

@@ -20,13 +20,17 @@ import click
 
 from bitstep.cli import (
     bench,
+    check,
     checkpoint,
+    diff,
     documents,
+    drill,
     log,
     manifest,
     pretrain,
     prove,
     recipes,
+    record,
 )
 from bitstep.cli.failures import status_of
 from bitstep.cli.habits import level, reset_level, version
@@ -54,12 +58,16 @@ def bitstep() -> None:
 for verb in (
     pretrain.pretrain,
     prove.prove,
+    drill.drill,
     log.log,
     documents.documents,
     checkpoint.checkpoint,
     manifest.manifest,
     bench.bench,
     recipes.recipes,
+    record.record,
+    diff.diff,
+    check.check,
 ):
     bitstep.add_command(verb)
 

@@ -1,4 +1,4 @@
-"""`bitstep bench fingerprint` and `bitstep bench tax`."""
+"""`bitstep bench fingerprint`, `bitstep bench tax` and `bitstep bench record`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bitstep.cli.output import put
 from bitstep.cli.screen import working
 
 if TYPE_CHECKING:
+    from bitstep.bench.record import RecordRow
     from bitstep.bench.tax import TaxRow
 
 
@@ -85,6 +86,57 @@ def tax_verb(recipe: str, processes: tuple[int, ...], pairs: int, as_json: bool)
         # It takes minutes to hours: each row is printed as soon as it is known.
         bench_tax(recipe, processes=processes, pairs=pairs, said=lambda row: put(_tax_line(row)))
     return 0
+
+
+@bench.command("record")
+@click.option(
+    "--size",
+    type=click.Choice(["large", "small"]),
+    default="large",
+    show_default=True,
+    help="Program to measure: a step of 1,024 tokens and about 150 ms, or one of 2 ms. "
+    "Example: --size small",
+)
+@click.option(
+    "--pairs",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Pairs of runs in each comparison. Example: --pairs 9",
+)
+@habits
+def record_verb(size: str, pairs: int, as_json: bool) -> int:
+    """What recording costs a step at each level, by paired runs in fresh processes.
+
+    A ratio of 1.02 means that a recorded step takes 2% longer than a bare one; its interval is a
+    bootstrap at 95%. torch's DebugMode with hashes stands beside it.
+
+    Example: bitstep bench record --size small
+    """
+    from bitstep.bench.record import bench_record
+
+    if as_json:
+        with working(f"measuring {size}"):
+            rows = bench_record(size, pairs=pairs)
+        show([asdict(row) for row in rows], [], as_json)
+    else:
+        bench_record(size, pairs=pairs, said=lambda row: put(_record_line(row)))
+    return 0
+
+
+def _record_line(row: RecordRow) -> str:
+    line = (
+        f"{row.arm:12}  {row.ratio:6.3f} ({row.low:.3f} to {row.high:.3f})  {row.arm_ms:.2f} "
+        f"against {row.bare_ms:.2f} ms  {row.pairs} pairs"
+    )
+    if row.target is not None:
+        line += f"  target {row.target}"
+    if row.rows:
+        line += (
+            f"  a step: {row.rows:.0f} rows, {row.hashed / 1e6:.1f} MB hashed, "
+            f"{row.written / 1e3:.0f} kB written"
+        )
+    return line
 
 
 def _tax_line(row: TaxRow) -> str:

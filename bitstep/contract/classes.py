@@ -46,6 +46,7 @@ CLASSES: tuple[tuple[str, KeyClass, str], ...] = (
     ("layout.logical.*", MUST, "data, draws and sums are keyed by it"),
     ("layout.physical.*", MAY, "bits do not depend on it"),
     ("program.source", MUST, "the code that trains is another"),
+    ("program.files.*", MAY, "not every run loads the same files"),
     ("program.*", MAY, "it says which execution this was"),
     ("*", MUST, "a key that this version does not know"),
 )

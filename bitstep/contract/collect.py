@@ -1,6 +1,7 @@
 """Collect the manifest of this attempt from the live process, after its settings are applied.
 
-1. What the caller knows: recipe, data, layout, command.
+1. What the caller knows: recipe, data, layout, command. A program that is not ours has no recipe,
+   and says itself what its source is.
 2. What this process runs on, with and under: hardware, software, settings in force.
 3. Environment variables that bear on numerics, by an allow-list; no other value is looked at.
 
@@ -45,31 +46,37 @@ FLAGS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sse4", "sve", "v
 
 
 def collect(
-    recipe: Mapping[str, Any],
+    recipe: Mapping[str, Any] | None,
     *,
     command: Sequence[str],
-    corpus_digest: str,
-    order_digest: str,
+    corpus_digest: str | None = None,
+    order_digest: str | None = None,
     layout: Mapping[str, Any],
     declared: Sequence[str] = (),
+    source: Mapping[str, Any] | None = None,
+    wakes_gpu: bool = True,
 ) -> Manifest:
     """Everything that two attempts are compared by.
 
     `recipe` is the resolved recipe, nested or dotted. `layout` has a table "logical" and a table
     "physical". `declared` are the recipe keys that differ from the parent's by intent, as --set
-    names them. Raises ContractError for a value that JSON does not hold.
+    names them. `source` replaces the commit and the digest of our own code. A GPU that the process
+    has not used is left asleep without `wakes_gpu`: to ask for its name would take its memory.
+    Raises ContractError for a value that JSON does not hold.
     """
     import torch
 
+    uses_gpu = wakes_gpu or _gpu_is_awake(torch)
+    data = {"digest": corpus_digest, "order": order_digest}
     table = {
-        "hardware": _hardware(torch),
-        "software": _software(torch),
+        "hardware": _hardware(torch, uses_gpu),
+        "software": _software(torch, uses_gpu),
         "settings": _settings(torch),
         "environment": _environment(os.environ),
-        "recipe": recipe,
-        "data": {"digest": corpus_digest, "order": order_digest},
+        "recipe": recipe or {},
+        "data": {name: digest for name, digest in data.items() if digest is not None},
         "layout": layout,
-        "program": _program(command),
+        "program": _program(command, source),
     }
     keys: dict[str, Any] = {}
     for key, value in _flat(table, ""):
@@ -97,11 +104,16 @@ def _plain(value: Any, key: str) -> Any:
     raise ContractError(f"manifest key {key} = {value!r}: give text, a number, a list or a table")
 
 
-def _hardware(torch: Any) -> dict[str, Any]:
+def _gpu_is_awake(torch: Any) -> bool:
+    return bool(torch.cuda.is_initialized())
+
+
+def _hardware(torch: Any, uses_gpu: bool) -> dict[str, Any]:
     cpu = _cpuinfo()
     flags = cpu.get("flags", cpu.get("Features", "")).split()
     known = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part", "model name")
-    gpus = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+    devices = range(torch.cuda.device_count() if uses_gpu else 0)
+    gpus = {torch.cuda.get_device_name(device) for device in devices}
     return {
         "machine": platform.machine(),
         "cpu": {
@@ -127,7 +139,7 @@ def _cpuinfo() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _software(torch: Any) -> dict[str, Any]:
+def _software(torch: Any, uses_gpu: bool) -> dict[str, Any]:
     config = torch.__config__.show()
     # Which instructions this CPU has is a key of its own.
     build = "\n".join(line for line in config.splitlines() if "CPU capability usage" not in line)
@@ -143,13 +155,13 @@ def _software(torch: Any) -> dict[str, Any]:
         "mkl": _found(r"Math Kernel Library Version (\S+ Build \d+)", config),
         "onednn": _found(r"MKL-DNN v(\S+ \(Git Hash \w+\))", config),
         **{name: _version(name) for name in PACKAGES},
-        **_cuda_software(torch),
+        **_cuda_software(torch, uses_gpu),
     }
 
 
-def _cuda_software(torch: Any) -> dict[str, Any]:
+def _cuda_software(torch: Any, uses_gpu: bool) -> dict[str, Any]:
     # Untested on a GPU so far.
-    if not torch.cuda.is_available():
+    if not (uses_gpu and torch.cuda.is_available()):
         return {"cuda": torch.version.cuda, "cudnn": None, "nccl": None}
     return {
         "cuda": torch.version.cuda,
@@ -212,11 +224,11 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _program(command: Sequence[str]) -> dict[str, Any]:
+def _program(command: Sequence[str], source: Mapping[str, Any] | None) -> dict[str, Any]:
+    ours = {"commit": commit(), "source": source_digest()} if source is None else source
     return {
         "command": without_secrets(command),
-        "commit": commit(),
-        "source": source_digest(),
+        **ours,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -110,6 +110,11 @@ def _run_sum(address: int, nbytes: int, start: int, k: int, seed: int) -> Any:
     return _run(_pointer(address), nbytes, start, _pointer(k), _U(seed))
 
 
+def _run_sums(addresses: Any, sizes: Any, sums: Any, k: int, seed: int) -> None:
+    for at in range(len(addresses)):
+        sums[at] = _run(_pointer(addresses[at]), sizes[at], 0, _pointer(k), _U(seed))
+
+
 def _box_sum(address: int, nbytes: int, start: int, loops: Any, k: int, seed: int) -> Any:
     total = _U(0)
     counter = np.zeros(len(loops), np.int64)
@@ -145,6 +150,11 @@ run_sum = _compile("uint64(int64, int64, int64, int64, int64)", _run_sum)
 box_sum = _compile("uint64(int64, int64, int64, int64[:, ::1], int64, int64)", _box_sum)
 """(address, nbytes, start, loops, k, seed): the sum of equal runs that follow each other in
 memory. `loops`: (count, step in logical bytes) of each loop, the innermost first."""
+
+run_sums: Callable[..., None] = _compile(  # type: ignore[assignment]
+    "void(int64[::1], int64[::1], uint64[::1], int64, int64)", _run_sums
+)
+"""(addresses, sizes, sums, k, seed): the sums of many whole tensors, in one call from Python."""
 
 TABLES = {table: (definition.k_table(table).ctypes.data, 2 * table + 1) for table in (1, 2)}
 """Table -> the address of K and the seed of A."""

@@ -33,7 +33,8 @@ from bitstep.errors import RunError
 from bitstep.launch.arm import Arm, run_arm
 from bitstep.state.keys import key
 from bitstep.state.streams import STREAMS
-from bitstep.trace.index import FileName, read_index
+from bitstep.trace.index import FileName
+from bitstep.trace.load import read_index
 from bitstep.train.attempt import END, attempt_folder, checkpoints_folder
 
 TIMEOUT = 3600.0

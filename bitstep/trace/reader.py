@@ -1,7 +1,7 @@
 """Read the traces of a directory: all that is whole, and a list of what is not.
 
 1. `read_trace` lists the files and orders them by process and rotation.
-2. Each index is read up to its first wrong entry (`bitstep.trace.index`).
+2. Each index is read up to its first wrong entry (`bitstep.trace.load`).
 3. Arrow is given only bytes whose checksum the index vouches for, one step at a time, then
    validates them; then `check_batch` looks at what Arrow does not.
 4. Reading a process stops at the first thing that is not right, which becomes a line of
@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +22,10 @@ import pyarrow as pa
 
 from bitstep.errors import TraceError
 from bitstep.records import Record
-from bitstep.trace.index import (
-    CLOSED,
-    NO_CHAIN,
-    FileName,
-    Index,
-    IndexEntry,
-    checksum,
-    load_index,
-)
+from bitstep.trace.files import list_files
+from bitstep.trace.index import CLOSED, FileName, checksum
+from bitstep.trace.indexes import by_process, cut_back, problem_line
+from bitstep.trace.load import Index, load_process
 from bitstep.trace.rows import decode
 from bitstep.trace.schema import SCHEMA
 from bitstep.trace.stream import BadStream, whole_batches
@@ -64,25 +58,22 @@ class Trace:
         """All rows as one pyarrow.Table: the columns of the file, and `process` before them."""
         head = pa.field("process", pa.uint32(), nullable=False)
         schema = pa.schema([head, *SCHEMA], metadata=SCHEMA.metadata)
-        batches = [
-            pa.RecordBatch.from_arrays(
-                [pa.array([process] * batch.num_rows, pa.uint32()), *batch.columns], schema=schema
-            )
-            for process, batch in self._batches(None)
-        ]
+        batches = []
+        for process, batch in self._batches(None):
+            first = pa.repeat(pa.scalar(process, pa.uint32()), batch.num_rows)
+            batches.append(pa.RecordBatch.from_arrays([first, *batch.columns], schema=schema))
         return pa.Table.from_batches(batches, schema).unify_dictionaries()
 
     def roots(self, process: int) -> dict[int, int]:
         """Step to the root that one process named."""
-        mine = (index for index in self._indexes if index.name.process == process)
-        return {entry.step: entry.root for index in mine for entry in _steps(index)}
+        return _roots([index for index in self._indexes if index.name.process == process])
 
     def _batches(self, process: int | None) -> Iterator[tuple[int, Any]]:
         for index in self._indexes:
             # Without entries there may be no stream; `damage` has said so.
-            if index.entries and process in (None, index.name.process):
+            if len(index.entries) and process in (None, index.name.process):
                 try:
-                    for batch in whole_batches(self.directory, index, -1):
+                    for _, batch in whole_batches(self.directory, index, -1):
                         yield index.name.process, batch
                 except BadStream as bad:
                     raise TraceError(f"{bad.line}: the file changed while it was read") from bad
@@ -94,12 +85,10 @@ def read_trace(directory: Path) -> Trace:
     Never raises for a cut or damaged file. Raises TraceError for a missing directory, another
     format version or definition, other columns, and for a link among the files.
     """
-    names, damage = _list(directory)
-    processes = tuple(sorted({name.process for name in names}))
+    names, damage = list_files(directory)
     indexes: list[Index] = []
     complete = bool(names)
-    for process in processes:
-        mine = [name for name in names if name.process == process]
+    for _, mine in by_process(names):
         whole, problems = _read_process(directory, mine)
         indexes += whole
         damage += problems
@@ -108,7 +97,7 @@ def read_trace(directory: Path) -> Trace:
         damage.append(f"cut: {directory.name}: no trace file")
     return Trace(
         directory,
-        processes,
+        tuple(process for process, _ in by_process(names)),
         _roots(indexes),
         tuple(damage),
         complete and not damage,
@@ -116,70 +105,37 @@ def read_trace(directory: Path) -> Trace:
     )
 
 
-def _list(directory: Path) -> tuple[list[FileName], list[str]]:
-    """The names of trace files, in order, and a line for each that no writer would give."""
-    try:
-        found = sorted(os.listdir(directory))
-    except OSError as error:
-        raise TraceError(f"{directory}: cannot be read: {error.strerror}") from error
-    names: set[FileName] = set()
-    damage = []
-    for text in found:
-        name = FileName.parse(text)
-        if name:
-            names.add(name)
-        elif text.endswith((".arrows", ".index")):
-            damage.append(f"damaged: {text!r}: not a name of a trace file, so it was not read")
-    return sorted(names), damage
-
-
 def _read_process(directory: Path, names: Sequence[FileName]) -> tuple[list[Index], list[str]]:
     """The indexes of one process, each cut back to what its stream holds, up to a problem."""
     whole: list[Index] = []
-    chain, seq = NO_CHAIN, -1
-    for rotation, name in enumerate(names):
-        expected = FileName(name.process, rotation)
-        index = load_index(directory / expected.index, expected, chain)
-        good, seq, problem = _read_stream(directory, index, seq)
+    seq = -1
+    for index in load_process(directory, names):
+        good, seq = _read_stream(directory, index, seq)
         whole.append(good)
-        last = expected == names[-1]
-        if not problem and good.end == CLOSED and not last:
-            problem = f"damaged: {names[rotation + 1].index}: it follows an end marker"
-        if not problem and good.end != CLOSED and last:
-            problem = f"cut: {FileName(name.process, rotation + 1).stream}: the file is missing"
-        if problem:
-            unread = sum(later > expected for later in names)
-            more = f"; {unread} later files of the process were not read" if unread else ""
-            return whole, [problem + more]
-        chain = good.chain
+        if good.problem:
+            return whole, [problem_line(good.problem, good.name, names)]
     return whole, []
 
 
-def _read_stream(directory: Path, index: Index, seq: int) -> tuple[Index, int, str | None]:
-    """`index` without the entries that its stream does not bear out, the last seq, a problem."""
+def _read_stream(directory: Path, index: Index, seq: int) -> tuple[Index, int]:
+    """`index` without the entries that its stream does not bear out, and the last seq."""
     good = 0
-    problem = index.problem
     try:
-        for batch in whole_batches(directory, index, seq):
+        for _, batch in whole_batches(directory, index, seq):
             seq = batch.column("seq")[-1].as_py() if batch.num_rows else seq
             good += 1
     except BadStream as bad:
-        # The stream's own damage says more than an index that merely has no end marker.
-        problem = bad.line if not (problem or "").startswith("damaged") else problem
-        return Index(index.name, index.entries[:good], NO_CHAIN, problem), seq, problem
-    return index, seq, problem
-
-
-def _steps(index: Index) -> Iterator[IndexEntry]:
-    return (entry for entry in index.entries if entry.step >= 0)
+        return cut_back(index, good, bad.line), seq
+    return index, seq
 
 
 def _roots(indexes: Sequence[Index]) -> dict[int, int]:
     """The root of each step over all processes; see `Trace.steps`."""
     named: dict[int, list[tuple[int, int]]] = {}
     for index in indexes:
-        for entry in _steps(index):
-            named.setdefault(entry.step, []).append((index.name.process, entry.root))
+        steps = index.steps
+        for step, root in zip(steps["step"].tolist(), steps["root"].tolist(), strict=True):
+            named.setdefault(step, []).append((index.name.process, root))
     return {step: _join(named[step]) for step in sorted(named)}
 
 
@@ -188,5 +144,4 @@ def _join(roots: Sequence[tuple[int, int]]) -> int:
     of a step does not depend on how many processes name it."""
     if len({root for _, root in roots}) == 1:
         return roots[0][1]
-    pieces = [number.to_bytes(8, "little") for pair in roots for number in pair]
-    return int.from_bytes(checksum(*pieces), "little")
+    return checksum(*(number.to_bytes(8, "little") for pair in roots for number in pair))

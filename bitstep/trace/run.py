@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bitstep.errors import RunError, TraceError
-from bitstep.trace.index import open_plain
+from bitstep.trace.files import open_plain
 from bitstep.trace.reader import Trace, read_trace
 
 _NAME: Final = re.compile(r"attempt-(\d{3,})", re.ASCII)

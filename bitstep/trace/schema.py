@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from bitstep.errors import TraceError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the file format. One number, no minor part: a reader knows it or refuses it."""
 
 DEFINITION: Final = "bitstep-1"

@@ -1,8 +1,9 @@
 """Write the trace of one process: a stream of Arrow batches, one per step, and its index.
 
-1. `write` buffers records; nothing is encoded while the step runs.
-2. `end_step` makes one batch of them, hands its bytes to the operating system, and only then
-   vouches for them in the index. A process that is killed loses at most the step it was in.
+1. `write` buffers records, or a recorder fills `Columns`; nothing is encoded while the step runs.
+2. `end_step` (`end_step_columns`) makes one batch of them, hands its bytes to the operating
+   system, and only then vouches for them in the index. A process that is killed loses at most the
+   step it was in.
 3. After `steps_per_file` steps the next file begins, chained to the one before.
 4. `close` writes the end marker; a file without one was cut.
 
@@ -23,14 +24,16 @@ import pyarrow as pa
 
 from bitstep.errors import TraceError
 from bitstep.records import Record
+from bitstep.trace.columns import Columns
+from bitstep.trace.files import create_new, make_folder, write_whole
 from bitstep.trace.index import (
     CLOSED,
     CONTINUED,
     MAX_STEP_BYTES,
     NO_CHAIN,
     FileName,
-    pack_entry,
-    pack_header,
+    IndexBytes,
+    checksum,
 )
 from bitstep.trace.rows import Words, check_batch, encode
 from bitstep.trace.schema import SCHEMA
@@ -54,13 +57,18 @@ class TraceWriter:
         self._rows: list[Record] = []
         self._seq = self._step = -1
         self._dead = False
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TraceError(f"{directory}: cannot be made: {error.strerror}") from error
-        for taken in directory.glob(f"rank-{process:05d}.*"):
+        self._before = 0
+        """Bytes in the files before this one."""
+        first = FileName(process, 0)
+        make_folder(directory, first.folder)
+        for taken in directory.glob(f"{first.folder}rank-{process:05d}.*"):
             raise TraceError(f"{taken}: exists already: write to a new directory")
-        self._file = _PairOfFiles(directory, FileName(process, 0), NO_CHAIN)
+        self._file = _PairOfFiles(directory, first, NO_CHAIN)
+
+    @property
+    def written(self) -> int:
+        """Bytes of rows in the files of this process so far."""
+        return self._before + self._file.end
 
     def write(self, records: Sequence[Record]) -> None:
         """Keep the records of the step that runs; `end_step` writes them."""
@@ -71,17 +79,19 @@ class TraceWriter:
 
         `root` is an unsigned 64-bit number. Steps increase; they need not be without gaps.
         """
-        self._begin()
-        try:
-            self._check(step, root)
-            if self._file.steps == self._per_file:
-                self._rotate()
-            self._seq = self._file.append(self._rows, step, root, self._seq)
-        except BaseException:
-            self._kill()
-            raise
-        self._step = step
+        self._end_step(self._rows, step, root)
         self._rows.clear()
+
+    def end_step_columns(self, step: int, root: int, columns: Columns) -> None:
+        """Write one batch: the rows of `columns`, which are then cleared. Where this raises, they
+        are kept."""
+        if self._rows:
+            raise TraceError(
+                f"{self._file.path}: {len(self._rows)} records and a step of columns: a step is "
+                "ended by end_step or by end_step_columns, not by both"
+            )
+        self._end_step(columns, step, root)
+        columns.clear()
 
     def close(self) -> None:
         """Write the end marker and close. Again: nothing. Raises TraceError if records of a step
@@ -114,9 +124,18 @@ class TraceWriter:
         else:
             self._kill()
 
-    def _begin(self) -> None:
+    def _end_step(self, rows: Sequence[Record] | Columns, step: int, root: int) -> None:
         if self._dead:
             raise TraceError(f"{self._file.path}: closed: a step cannot be added to it")
+        try:
+            self._check(step, root)
+            if self._file.steps == self._per_file:
+                self._rotate()
+            self._seq = self._file.append(rows, step, root, self._seq)
+        except BaseException:
+            self._kill()
+            raise
+        self._step = step
 
     def _check(self, step: int, root: int) -> None:
         where = self._file.path
@@ -129,8 +148,9 @@ class TraceWriter:
 
     def _rotate(self) -> None:
         self._file.finish(CONTINUED)
+        self._before += self._file.end
         name = FileName(self._file.name.process, self._file.name.rotation + 1)
-        self._file = _PairOfFiles(self._directory, name, self._file.chain)
+        self._file = _PairOfFiles(self._directory, name, self._file.entries.chain)
 
     def _kill(self) -> None:
         self._dead = True
@@ -141,41 +161,45 @@ class TraceWriter:
 class _PairOfFiles:
     """One stream and its index, new on disk."""
 
-    def __init__(self, directory: Path, name: FileName, previous: bytes) -> None:
+    def __init__(self, directory: Path, name: FileName, previous: int) -> None:
         self.name = name
         self.path = directory / name.stream
         self.steps = 0
         self._index_path = directory / name.index
-        self._end = 0
+        self.end = 0
         self._words = Words()
         self._bytes = _Bytes()
         self._arrow = pa.ipc.new_stream(self._bytes, SCHEMA, options=_OPTIONS)
-        self._stream = _create(self.path)
+        self._stream = create_new(self.path)
         try:
-            self._index = _create(self._index_path)
+            self._index = create_new(self._index_path)
         except TraceError:
             os.close(self._stream)
             self.path.unlink()
             raise
-        header, self.chain = pack_header(name, previous)
-        _write(self._index, header, self._index_path)
+        self.entries = IndexBytes(name, previous)
+        write_whole(self._index, self.entries.header, self._index_path)
 
-    def append(self, records: Sequence[Record], step: int, root: int, seq: int) -> int:
-        """Write one step whose records come after `seq`; gives back the last seq."""
+    def append(self, rows: Sequence[Record] | Columns, step: int, root: int, seq: int) -> int:
+        """Write one step whose rows come after `seq`; gives back the last seq."""
         try:
-            batch = encode(records, self._words)
-            seq = check_batch(batch, step, len(records), seq)
+            if isinstance(rows, Columns):
+                batch = rows.encode(step, self._words)
+            else:
+                batch = encode(rows, self._words)
+            seq = check_batch(batch, step, len(rows), seq)
         except TraceError as error:
             raise TraceError(f"{self.path}: step {step}: {error}") from error
+        before = self._arrow.stats.num_dictionary_batches
         self._arrow.write_batch(batch)
-        self._vouch(step, len(records), root)
+        self._vouch(step, len(rows), root, self._arrow.stats.num_dictionary_batches - before)
         self.steps += 1
         return seq
 
     def finish(self, marker: int) -> None:
         """Write Arrow's end of stream, vouch for it with an end marker, and close."""
         self._arrow.close()
-        self._vouch(marker, 0, 0)
+        self._vouch(marker, 0, 0, 0)
         self.drop()
 
     def drop(self) -> None:
@@ -185,18 +209,18 @@ class _PairOfFiles:
                 os.close(descriptor)
         self._stream = self._index = -1
 
-    def _vouch(self, step: int, rows: int, root: int) -> None:
+    def _vouch(self, step: int, rows: int, root: int, dictionaries: int) -> None:
         raw = self._bytes.take()
         if len(raw) > MAX_STEP_BYTES:
             raise TraceError(
                 f"{self.path}: step {step} has {len(raw)} bytes, the most is "
                 f"{MAX_STEP_BYTES}: record at a lower level"
             )
-        _write(self._stream, raw, self.path)
-        self._end += len(raw)
-        entry, self.chain = pack_entry(self.chain, step, rows, root, self._end, raw)
+        write_whole(self._stream, raw, self.path)
+        self.end += len(raw)
+        entry = self.entries.entry(step, rows, dictionaries, root, self.end, checksum(raw))
         # Last: after a kill the index must never vouch for bytes that were not written.
-        _write(self._index, entry, self._index_path)
+        write_whole(self._index, entry, self._index_path)
 
 
 class _Bytes:
@@ -218,22 +242,3 @@ class _Bytes:
 
     def flush(self) -> None:
         """Arrow calls it; there is nothing to do."""
-
-
-def _create(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o666)
-    except FileExistsError as error:
-        raise TraceError(f"{path}: exists already: write to a new directory") from error
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be made: {error.strerror}") from error
-
-
-def _write(descriptor: int, raw: bytes, path: Path) -> None:
-    rest = memoryview(raw)
-    try:
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error.strerror}: make room") from error

@@ -25,16 +25,21 @@ VERBS = {path: c for path, c in COMMANDS.items() if not isinstance(c, click.Grou
 def test_the_verbs_are_these():
     assert sorted(VERBS) == [
         "bitstep bench fingerprint",
+        "bitstep bench record",
         "bitstep bench tax",
+        "bitstep check",
         "bitstep checkpoint show",
         "bitstep checkpoint verify",
+        "bitstep diff",
         "bitstep documents",
+        "bitstep drill",
         "bitstep log",
         "bitstep manifest diff",
         "bitstep manifest show",
         "bitstep pretrain",
         "bitstep prove",
         "bitstep recipes",
+        "bitstep record",
     ]
 
 

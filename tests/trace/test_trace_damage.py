@@ -35,12 +35,13 @@ def assert_prefix(read: Trace, steps: int) -> None:
     assert list(read.records()) == rows_up_to(steps)
 
 
-def test_a_stream_cut_at_every_byte_gives_every_whole_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
+def test_a_stream_cut_at_every_byte_gives_every_whole_step(tmp_path: Path, every: int) -> None:
     whole = copy_of_small(tmp_path, steps=2)
     ends = [entry.end for entry in good_entries(whole)]
     raw = (whole / NAME.stream).read_bytes()
     assert ends[-1] == len(raw)
-    for size in range(len(raw)):
+    for size in sorted({*range(0, len(raw), every), *ends[:-1], *(end - 1 for end in ends)}):
         (whole / NAME.stream).write_bytes(raw[:size])
         read = read_trace(whole)
         steps = sum(end <= size for end in ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from trace_cases import (
     HEADER_BYTES,
     NAME,
+    Segment,
     arrow_segments,
     change,
     copy_of_small,
@@ -23,14 +25,13 @@ from trace_cases import (
 )
 
 from bitstep.errors import TraceError
-from bitstep.trace import read_trace
+from bitstep.trace import read_indexes, read_trace
 from bitstep.trace.index import (
     CLOSED,
     MAX_STEP_BYTES,
     NO_CHAIN,
+    IndexBytes,
     checksum,
-    pack_entry,
-    pack_header,
 )
 from bitstep.trace.schema import SCHEMA
 from bitstep.trace.stream import BadStream
@@ -50,7 +51,8 @@ def forge_header(directory: Path, offset: int, raw: bytes) -> None:
 
     def edit(index: bytearray) -> None:
         index[offset : offset + len(raw)] = raw
-        index[HEADER_BYTES - 8 : HEADER_BYTES] = checksum(bytes(index[: HEADER_BYTES - 8]))
+        chain = checksum(bytes(index[: HEADER_BYTES - 8]))
+        index[HEADER_BYTES - 8 : HEADER_BYTES] = chain.to_bytes(8, "little")
 
     change(directory / NAME.index, edit)
 
@@ -66,8 +68,8 @@ def test_the_helper_that_vouches_makes_whole_traces(tmp_path: Path) -> None:
 
 
 def test_another_format_version_is_refused(tmp_path: Path) -> None:
-    forge_header(copy_of_small(tmp_path), 8, struct.pack("<I", 2))
-    with pytest.raises(TraceError, match=r"trace format 2, this bitstep reads 1"):
+    forge_header(copy_of_small(tmp_path), 8, struct.pack("<I", 1))
+    with pytest.raises(TraceError, match=r"trace format 1, this bitstep reads 2"):
         read_trace(tmp_path / "trace")
 
 
@@ -81,8 +83,8 @@ def test_another_definition_is_refused(tmp_path: Path) -> None:
     ("metadata", "words"),
     [
         ({"bitstep.format": "7", "bitstep.definition": "bitstep-1"}, "trace format '7'"),
-        ({"bitstep.format": "1", "bitstep.definition": "md5"}, "definition 'md5'"),
-        ({"bitstep.format": "1"}, "definition 'none'"),
+        ({"bitstep.format": "2", "bitstep.definition": "md5"}, "definition 'md5'"),
+        ({"bitstep.format": "2"}, "definition 'none'"),
         (None, "trace format 'none'"),
     ],
 )
@@ -90,7 +92,7 @@ def test_the_schema_of_a_stream_must_say_the_same(
     tmp_path: Path, metadata: dict[str, str] | None, words: str
 ) -> None:
     body, end = arrow_segments(SCHEMA.with_metadata(metadata), one_row())
-    vouch(tmp_path, [(1, 1, 5, body), (CLOSED, 0, 0, end)])
+    vouch(tmp_path, [Segment(1, 1, 5, body, 7), Segment(CLOSED, 0, 0, end)])
     with pytest.raises(TraceError, match=words):
         read_trace(tmp_path)
 
@@ -111,7 +113,7 @@ def test_other_columns_are_refused(tmp_path: Path, edit: str) -> None:
     schema = pa.schema(fields, metadata=SCHEMA.metadata)
     arrays = [pa.array([None], field.type) for field in schema]
     vouch_for_batch(tmp_path, pa.RecordBatch.from_arrays(arrays, schema=schema))
-    with pytest.raises(TraceError, match="not the columns of trace format 1"):
+    with pytest.raises(TraceError, match="not the columns of trace format 2"):
         read_trace(tmp_path)
 
 
@@ -166,7 +168,7 @@ def test_an_empty_directory_is_cut_and_a_missing_one_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("which", ["stream", "index"])
-@pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe", "socket"])
 def test_only_plain_files_are_opened(tmp_path: Path, which: str, kind: str) -> None:
     whole = copy_of_small(tmp_path)
     path = whole / getattr(NAME, which)
@@ -178,11 +180,14 @@ def test_only_plain_files_are_opened(tmp_path: Path, which: str, kind: str) -> N
         path.symlink_to(tmp_path / "none")
     elif kind == "folder":
         path.mkdir()
-    else:
+    elif kind == "pipe":
         os.mkfifo(path)
+    else:
+        os.mknod(path, stat.S_IFSOCK | 0o600)
     start = time.monotonic()
-    with pytest.raises(TraceError, match=r"is a link|is not a plain file"):
-        read_trace(whole)
+    for read in (read_trace, read_indexes):
+        with pytest.raises(TraceError, match=r"is a link|plain files only"):
+            read(whole)
     assert time.monotonic() - start < 5  # A pipe without a writer would wait for ever.
 
 
@@ -191,29 +196,34 @@ def test_only_plain_files_are_opened(tmp_path: Path, which: str, kind: str) -> N
     [
         ((5, 1, 0, 0), "a step of bytes 100 to 0 "),
         ((5, 1, 0, 100), "a step of bytes 100 to 100 "),
+        ((5, 0, 0, 100), "a step of bytes 100 to 100 "),
         ((5, 1, 0, 2**64 - 1), f"a step of bytes 100 to {2**64 - 1} "),
         ((5, 1, 0, 101 + MAX_STEP_BYTES), "a step of bytes 100 to "),
-        ((5, 2**64 - 1, 0, 200), f"{2**64 - 1} rows in 100 bytes"),
+        ((5, 2**32 - 1, 0, 200), f"{2**32 - 1} rows and 0 dictionaries in 100 bytes"),
+        ((5, 0, 0, 200, 101), "0 rows and 101 dictionaries in 100 bytes"),
         ((4, 1, 0, 200), "step 4 after step 4"),
         ((0, 1, 0, 200), "step 0 after step 4"),
         ((-3, 0, 0, 200), "an end marker with step -3"),
         ((-1, 1, 0, 200), "an end marker with step -1, 1 rows"),
-        ((-2, 0, 9, 200), "an end marker with step -2, 0 rows and root 0000000000000009"),
+        ((-1, 0, 0, 200, 1), "an end marker with step -1, 0 rows, 1 dictionaries"),
+        ((-2, 0, 9, 200), "0 rows, 0 dictionaries and root 0000000000000009"),
     ],
 )
 def test_an_index_entry_that_cannot_be_is_damage(
-    tmp_path: Path, entry: tuple[int, int, int, int], words: str
+    tmp_path: Path, entry: tuple[int, ...], words: str
 ) -> None:
-    header, chain = pack_header(NAME, NO_CHAIN)
-    first, chain = pack_entry(chain, 4, 1, 0, 100, b"")
-    second, _ = pack_entry(chain, *entry, b"")
-    (tmp_path / NAME.index).write_bytes(header + first + second)
+    step, rows, root, end, *dictionaries = entry
+    index = IndexBytes(NAME, NO_CHAIN)
+    first = index.entry(4, 1, 0, 0, 100, 0)
+    second = index.entry(step, rows, sum(dictionaries), root, end, 0)
+    (tmp_path / NAME.index).write_bytes(index.header + first + second)
     (tmp_path / NAME.stream).write_bytes(b"")
     # The stream is cut as well; the index is read first and alone decides how far.
     read = read_trace(tmp_path)
     assert read.steps == {}
     assert words in read.damage[0]
     assert read.damage[0].startswith("damaged: rank-00000.000.index, byte 104: ")
+    assert read_indexes(tmp_path).damage == read.damage
 
 
 def test_a_huge_sparse_index_and_stream_cost_nothing(tmp_path: Path) -> None:
@@ -276,7 +286,8 @@ def test_a_word_outside_of_its_dictionary_is_damage(tmp_path: Path) -> None:
 
 def test_seq_must_increase_over_steps_and_files(tmp_path: Path) -> None:
     first, second, end = arrow_segments(SCHEMA, one_row(step=1, seq=5), one_row(step=2, seq=5))
-    vouch(tmp_path, [(1, 1, 0, first), (2, 1, 0, second), (CLOSED, 0, 0, end)])
+    segments = [Segment(1, 1, 0, first, 7), Segment(2, 1, 0, second), Segment(CLOSED, 0, 0, end)]
+    vouch(tmp_path, segments)
     read = read_trace(tmp_path)
     assert (list(read.steps), "seq 5 comes after seq 5" in read.damage[0]) == ([1], True)
 
@@ -289,48 +300,48 @@ def test_compressed_bodies_are_refused_before_arrow_allocates(tmp_path: Path, co
 
 def test_an_index_that_vouches_for_something_else_is_damage(tmp_path: Path) -> None:
     parts = segments_of(copy_of_small(tmp_path))
-    (step, rows, root, raw), end = parts[0], parts[-1]
+    first, second, end = parts[0], parts[1], parts[-1]
     cases = {
-        "no Arrow message": [(step, rows, root, b"garbage, vouched for" * 9), end],
-        "lacks": [(step, rows, root, raw[:-8]), end],
-        "2 rows": [(step, 2, root, raw), end],
-        "hold something else": [(step, rows, root, raw + parts[1][3]), end],
-        "step 9": [(9, rows, root, raw), end],
-        "no Arrow schema": [end],
-    }
-    cases["3 rows where the index says 2"] = cases.pop("2 rows")
+        "no Arrow message": [first._replace(raw=b"garbage, vouched for" * 9), end],
+        "lacks": [first._replace(raw=first.raw[:-8]), end],
+        "3 rows where the index says 2": [first._replace(rows=2), end],
+        "step 1 with 7 dictionaries, the bytes hold something else": [
+            first._replace(raw=first.raw + second.raw), end],
+        "a row of step 1 in the batch of step 9": [first._replace(step=9), end],
+        "messages of kinds -1": [end],
+        "with 6 dictionaries, the bytes hold something else": [first._replace(dictionaries=6), end],
+        "with 0 dictionaries, the bytes hold something else": [
+            first, second._replace(dictionaries=0), end],
+        "no Arrow schema": [first._replace(raw=first.raw.replace(b"digest", b"dige\xff\xff")), end],
+    }  # fmt: skip
     for number, (words, segments) in enumerate(cases.items()):
         vouch(tmp_path / str(number), segments)
         assert words in damage_of(tmp_path / str(number)), words
 
 
 def test_a_batch_under_the_end_marker_is_damage(tmp_path: Path) -> None:
-    parts = segments_of(copy_of_small(tmp_path))
-    vouch(tmp_path / "a", [parts[0], (CLOSED, 0, 0, parts[1][3])])
+    first, second, *_ = segments_of(copy_of_small(tmp_path))
+    vouch(tmp_path / "a", [first, Segment(CLOSED, 0, 0, second.raw)])
     assert "the index names step -1" in damage_of(tmp_path / "a")
 
 
 def test_a_pair_that_follows_an_end_marker_is_damage(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, 3, per_file=2)
-    header, chain = pack_header(NAME, NO_CHAIN)
-    raw = (tmp_path / NAME.index).read_bytes()
-    assert raw.startswith(header)
-    assert chain == raw[HEADER_BYTES - 8 : HEADER_BYTES]
+    assert (tmp_path / NAME.index).read_bytes().startswith(IndexBytes(NAME, NO_CHAIN).header)
     segments = segments_of(tmp_path)
-    vouch(tmp_path, [*segments[:-1], (CLOSED, 0, 0, segments[-1][3])])
+    vouch(tmp_path, [*segments[:-1], segments[-1]._replace(step=CLOSED)])
     assert damage_of(tmp_path).startswith("damaged: rank-00000.001.index: it follows an end marker")
 
 
 def test_a_pair_that_continues_another_file_is_damage(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, 3, per_file=2)
     segments = segments_of(tmp_path)
-    step, rows, root, raw = segments[0]
-    vouch(tmp_path, [(step, rows, root + 1, raw), *segments[1:]])
+    vouch(tmp_path, [segments[0]._replace(root=9), *segments[1:]])
     assert damage_of(tmp_path).startswith(
         "damaged: rank-00000.001.index, byte 0: it does not continue the file before it"
     )
 
 
 def test_a_line_of_damage_cannot_steer_a_terminal() -> None:
-    line = BadStream("cut", "x\x1b[2J", 0, "two\nlines").line
+    line = BadStream("cut", "x\x1b[2J", 0, "two\nlines", 1).line
     assert line == "cut: x\\x1b[2J, byte 0: two\\nlines"

@@ -159,6 +159,15 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         TraceWriter(tmp_path / "file" / "trace", 0)
 
 
+def test_a_rotation_into_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    trace = TraceWriter(tmp_path / "trace", 0, steps_per_file=1)
+    trace.end_step(1, 1)
+    (tmp_path / "trace").rename(tmp_path / "moved")
+    with pytest.raises(TraceError, match=r"rank-00000.001.arrows: cannot be made: No such file"):
+        trace.end_step(2, 2)
+    assert list(read_trace(tmp_path / "moved").steps) == [1]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

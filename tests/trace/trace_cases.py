@@ -5,20 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from bitstep.records import Box, FlatRange, Record, Site
-from bitstep.trace import TraceWriter
-from bitstep.trace.index import (
-    CLOSED,
-    NO_CHAIN,
-    FileName,
-    IndexEntry,
-    pack_entry,
-    pack_header,
-    read_index,
-)
+from bitstep.records import Box, Flag, FlatRange, Record, Site
+from bitstep.trace import Columns, TraceWriter, read_index
+from bitstep.trace.index import CLOSED, NO_CHAIN, FileName, IndexBytes, IndexEntry, checksum
 from bitstep.trace.schema import SCHEMA
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "trace"
@@ -59,10 +52,65 @@ def write_steps(directory: Path, process: int, steps: int, per_file: int = 1000)
     return written
 
 
+def op_records(step: int, first: int) -> list[Record]:
+    """What level `op` writes beside what the other levels do: every flag, names of list arguments,
+    a call whose rows share a head, boxes and flat parts, a row that stands for a gap."""
+    call = Site(step, 1, "forward", "args", module="Net.0", op="aten::addmm", microbatch=0)
+    foreach = call._replace(phase="optimizer", op="aten::_foreach_add_", microbatch=-1, module="")
+    part = Box((6, 4), (step % 3, 0), (3, 4))
+    rows = [
+        Record(0, Site(step, 1, "data", "level"), 3, "int64"),
+        Record(0, call, step, "int64"),
+        Record(0, call._replace(slot="at.train.py:17"), 0, "int64"),
+        *(
+            Record(0, call._replace(slot=f"in.{at}"), 7 * step + at, "bfloat16", (6, 4), part,
+                   step, first + at - 9, flag)
+            for at, flag in enumerate(Flag)
+        ),
+        Record(0, foreach._replace(slot="mutated.0[Net.0.weight:grad]"), 2**63 + step, "float32",
+               (6, 4), FlatRange((6, 4), 4 * step, 48)),
+        Record(0, Site(step, 1, "backward", "gap", op="no room: " + "x" * 3000), 0, "int64",
+               flags=Flag.GAP | Flag.RAISED),
+        Record(0, Site(step, 1, "optimizer", "root"), 1000 + step, "uint64"),
+    ]  # fmt: skip
+    return [row._replace(seq=first + at, flags=int(row.flags)) for at, row in enumerate(rows)]
+
+
+def add(columns: Columns, record: Record) -> int:
+    """Give a record to a recorder's columns; its step and seq are theirs to give."""
+    site = record.site
+    head = columns.head(site.rank, site.phase, site.pass_, site.microbatch, site.module, site.op)
+    return columns.add(
+        head, site.occurrence, site.slot, record.digest, record.dtype, record.shape,
+        record.place, record.version, record.writer, record.flags, site.part,
+    )  # fmt: skip
+
+
+def write_op_steps(directory: Path, process: int, steps: int, per_file: int = 1000) -> list[Record]:
+    """As `write_steps`, at level `op` and through `Columns`."""
+    written: list[Record] = []
+    columns = Columns()
+    with TraceWriter(directory, process, per_file) as trace:
+        for step in range(1, steps + 1):
+            rows = op_records(step, len(written))
+            assert [add(columns, row) for row in rows] == [row.seq for row in rows]
+            trace.end_step_columns(step, 1000 + step, columns)
+            written += rows
+    return written
+
+
 def write_golden(directory: Path) -> None:
-    """What tests/golden/trace holds: process 0 in two files, process 1 in one."""
+    """What tests/golden/trace holds: level `step` of process 0 in two files and of process 1 in
+    one, level `op` of process 1000, which has a folder. Run this file to write it again."""
     write_steps(directory, 0, 3, per_file=2)
     write_steps(directory, 1, 3)
+    write_op_steps(directory, 1000, 3, per_file=2)
+
+
+def files_below(directory: Path) -> list[str]:
+    return sorted(
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    )
 
 
 def copy_of_small(tmp_path: Path, steps: int = 4) -> Path:
@@ -71,26 +119,35 @@ def copy_of_small(tmp_path: Path, steps: int = 4) -> Path:
     return directory
 
 
-def vouch(directory: Path, segments: list[tuple[int, int, int, bytes]]) -> None:
+class Segment(NamedTuple):
+    """The bytes of one step of a stream, and what an index says of them."""
+
+    step: int
+    rows: int
+    root: int
+    raw: bytes
+    dictionaries: int = 0
+
+
+def vouch(directory: Path, segments: list[Segment]) -> None:
     """Write a pair of files whose index vouches for any bytes: what a hostile writer can do."""
-    header, chain = pack_header(NAME, NO_CHAIN)
-    index, end, stream = header, 0, b""
-    for step, rows, root, raw in segments:
-        end += len(raw)
-        stream += raw
-        entry, chain = pack_entry(chain, step, rows, root, end, raw)
-        index += entry
+    index = IndexBytes(NAME, NO_CHAIN)
+    raw, stream = bytearray(index.header), bytearray()
+    for step, rows, root, piece, dictionaries in segments:
+        stream += piece
+        raw += index.entry(step, rows, dictionaries, root, len(stream), checksum(piece))
     directory.mkdir(exist_ok=True)
     (directory / NAME.stream).write_bytes(stream)
-    (directory / NAME.index).write_bytes(index)
+    (directory / NAME.index).write_bytes(raw)
 
 
-def segments_of(directory: Path) -> list[tuple[int, int, int, bytes]]:
+def segments_of(directory: Path) -> list[Segment]:
     """The parts of a whole pair, ready to be changed and vouched for again."""
     raw = (directory / NAME.stream).read_bytes()
     parts, start = [], 0
     for entry in read_index(directory / NAME.index):
-        parts.append((entry.step, entry.rows, entry.root, raw[start : entry.end]))
+        piece = raw[start : entry.end]
+        parts.append(Segment(entry.step, entry.rows, entry.root, piece, entry.dictionaries))
         start = entry.end
     return parts
 
@@ -126,7 +183,8 @@ def one_row(**columns: object) -> pa.RecordBatch:
 def vouch_for_batch(directory: Path, batch: pa.RecordBatch, **options: object) -> None:
     """A whole trace of step 1 that holds `batch` and is vouched for."""
     body, end = arrow_segments(batch.schema, batch, **options)
-    vouch(directory, [(1, batch.num_rows, 5, body), (CLOSED, 0, 0, end)])
+    words = sum(pa.types.is_dictionary(field.type) for field in batch.schema)
+    vouch(directory, [Segment(1, batch.num_rows, 5, body, words), Segment(CLOSED, 0, 0, end)])
 
 
 def change(path: Path, edit: Callable[[bytearray], object]) -> None:
@@ -143,3 +201,8 @@ def fresh_copy(source: Path, target: Path) -> Path:
 
 def good_entries(directory: Path) -> tuple[IndexEntry, ...]:
     return read_index(directory / NAME.index)
+
+
+if __name__ == "__main__":
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    write_golden(GOLDEN)

@@ -1,4 +1,4 @@
-"""Faults that are switched on by name, so that a guarantee must fail and be seen to fail.
+"""Faults of our engine, switched on by name, so that a guarantee must fail and be seen to fail.
 
 A proof that could not have said no proves nothing. Each fault removes one mechanism:
 

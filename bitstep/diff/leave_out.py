@@ -1,0 +1,79 @@
+"""Rows that are other ones, or missing, without meaning that the runs part.
+
+1. A generator that was in another state before the first step was not seeded: what state it is in
+   later says nothing. What was drawn from it shows by itself.
+2. A program may free its model before the end of its last step is recorded: that step has the root
+   of no tensors. It was not seen; it is no difference.
+3. Where a life ends or is resumed the program does something else around the step than a run that
+   goes on: calls that only one has there are none to report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from bitstep.diff.align import Pairs
+from bitstep.diff.rows import Ints, Rows
+from bitstep.diff.slots import BOUNDARY, Class, Slots
+
+_SELDOM_SEEDED: Final = ("python", "numpy")
+NO_TENSORS: Final = int.from_bytes(
+    hashlib.blake2b(b"bitstep recorder root\n", digest_size=8).digest(), "little"
+)
+"""The root of no tensors at all, as a recorder writes it."""
+
+
+def unseeded(pairs: Pairs, a: Rows, slots: Slots, known: set[str], began: bool) -> Pairs:
+    """Without the states of generators in `known`, to which those are added that differ now,
+    where `a` is what came before the first step.
+
+    Where that was not compared (`began`), generators that seldom are seeded count as such.
+    """
+    at = np.flatnonzero(pairs.differ)
+    if not len(at):
+        return pairs
+    rows = pairs.a[at]
+    streams = (slots.classes(a)[rows] == Class.RNG) & (a.op[rows] == a.codes.number(""))
+    starts = streams & (a.phase[rows] == a.codes.number("start"))
+    known.update(a.text("module", row) for row in rows[starts].tolist())
+    if not began:
+        names = {a.text("module", row) for row in rows[streams].tolist()}
+        known.update(names & set(_SELDOM_SEEDED))
+    numbers = [a.codes.number(name) for name in known]
+    differ = pairs.differ.copy()
+    differ[at[streams & np.isin(a.module[rows], numbers)]] = False
+    return replace(pairs, differ=differ)
+
+
+def lost_end(pairs: Pairs, a: Rows, b: Rows, slots: Slots) -> tuple[Pairs, bool]:
+    """Without the state at the end of a step where one run had no model any more; and whether
+    that was so."""
+    gone = [_is_gone(rows, slots) for rows in (a, b)]
+    if gone[0] == gone[1]:
+        return pairs, False
+    differ = pairs.differ & (slots.classes(a)[pairs.a] != Class.ROOT)
+    only = [chosen[~_end_state(rows, chosen, slots)]
+            for rows, chosen in ((a, pairs.only_a), (b, pairs.only_b))]  # fmt: skip
+    return replace(pairs, differ=differ, only_a=only[0], only_b=only[1]), True
+
+
+def without_tails(pairs: Pairs) -> Pairs:
+    """Without rows that only one run has."""
+    none = np.empty(0, np.int64)
+    return replace(pairs, only_a=none, only_b=none)
+
+
+def _is_gone(rows: Rows, slots: Slots) -> bool:
+    chosen = rows.slot == rows.codes.number("root.params")
+    return bool(np.any(chosen)) and bool(np.all(rows.digest[chosen] == np.uint64(NO_TENSORS)))
+
+
+def _end_state(rows: Rows, chosen: Ints, slots: Slots) -> np.ndarray:
+    """Which of the chosen rows are state at the end of a step."""
+    classes = slots.classes(rows)[chosen]
+    found: np.ndarray = np.isin(classes, BOUNDARY) & (rows.occurrence[chosen] == 1)
+    return found

@@ -1,0 +1,421 @@
+"""What the hooks report -> steps, microbatches and phases, and the rows that belong to them.
+
+1. A step ends at the first new work after an optimizer step: a forward, a backward, a batch.
+   Optimizers that step one after another share a step; each of a GAN's two updates is one.
+2. Without a torch optimizer, a step ends where parameters were written since a backward; and if
+   nothing ever writes them, every backward is a step.
+3. A microbatch is what lies between two backwards of a step.
+4. Forwards without gradients, or of a module in eval mode, belong to the phase `eval`.
+
+Everything here runs inside of somebody else's program: a failure lowers the level, and the program
+goes on (`guarded`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bitstep.errors import BitstepError
+from bitstep.observe import snapshot
+from bitstep.observe.digests import Digest, Seen, digest_of
+from bitstep.observe.journal import Journal
+from bitstep.observe.metrics import metric_row
+from bitstep.observe.modules import named_tensors
+from bitstep.observe.names import Names
+from bitstep.observe.optimizers import Optimizers
+from bitstep.observe.scope import Scope
+from bitstep.observe.staterows import StateRows
+from bitstep.observe.written import Written
+from bitstep.records import Fingerprint, Flag
+from bitstep.trace.columns import Columns
+
+STEP, PHASE, MODULE, OP = range(4)
+_PATIENCE = 64
+"""Backwards without any update, after which every backward counts as a step."""
+
+
+def guarded(method: Callable[..., None]) -> Callable[..., None]:
+    """A hook that cannot fail the program, and whose own work is not recorded."""
+
+    @functools.wraps(method)
+    def call(self: Events, *args: Any, **kwargs: Any) -> None:
+        if self.asleep or not self._scope.is_ours():
+            return
+        self.asleep = True
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.failed(error)
+        finally:
+            self.asleep = self.journal.ceiling < 0
+            if self.asleep:
+                self._columns.clear()
+                self._held.clear()
+
+    return call
+
+
+class Host(Protocol):
+    """The recorder, as events see it."""
+
+    def level_of(self, step: int) -> int:
+        """The level that is asked for."""
+
+    def leveled(self, level: int) -> None:
+        """The level of the step that begins."""
+
+    def opened(self) -> None:
+        """The first training step begins."""
+
+    def backward_ended(self) -> None:
+        """A backward came back."""
+
+    def step_ends(self, step: int) -> None:
+        """The last rows of a step may be written."""
+
+
+class Events:
+    """The state machine of a recording. Its public methods are what hooks call."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        scope: Scope,
+        journal: Journal,
+        names: Names,
+        optimizers: Optimizers,
+        seen: Seen,
+        host: Host,
+    ) -> None:
+        self.journal = journal
+        self.asleep = False
+        """Our own work is going on, or somebody's that must not be recorded."""
+        self.level = STEP
+        self.step = 0
+        self.manual = False
+        """The program says itself where steps begin."""
+        self.names_of_addresses: dict[int, str] = {}
+        """Address -> "Net.0.weight:grad", from backward to the end of the step: what the list
+        arguments of clipping and of the optimizer hold."""
+        self._columns = columns
+        self._scope = scope
+        self._names = names
+        self._optimizers = optimizers
+        self._seen = seen
+        self._state = StateRows(columns, scope, names, optimizers)
+        self._written = Written(names, self._state.bits)
+        self.chunk: int | None = None
+        """The microbatch of the piece of a pipeline schedule that runs."""
+        self._host = host
+        self._eval = ExitStack()
+        self._optimizer = ExitStack()
+        self._has_torch_optimizer = False
+        self._without_update = 0
+        self._root_before = 0
+        self._new_step_state()
+
+    def _new_step_state(self) -> None:
+        self._turned = False
+        """An optimizer has stepped: the next new work belongs to the next step."""
+        self._turned_by: list[int] = []
+        self._backwards = 0
+        self._forwards = 0
+        """Of roots, since the last backward."""
+        self._began = False
+        self._evaluated = False
+        self._losses: set[int] = set()
+        """Microbatches of a pipeline schedule whose loss has a row."""
+        self._held: list[object] = []
+        """Whose state is still to be read: a training function may return before that."""
+
+    # -- what the modules report -------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The recording begins, or goes on: what comes before the first training step is step 0."""
+        if len(self._columns):
+            self._host.leveled(self.level)
+        else:
+            self._level()
+
+    @property
+    def at_module(self) -> bool:
+        """Whether modules have rows of their own now."""
+        return self.level >= MODULE
+
+    @property
+    def listens(self) -> bool:
+        """Whether gradients of modules have rows: at level `op` the operations have them."""
+        return self.level == MODULE
+
+    @guarded
+    def root_begins(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """The forward of a root module begins."""
+        with_gradients = torch.is_grad_enabled() or self._scope.is_checkpointed
+        training = with_gradients and module.training
+        if self.step == 0 and training:
+            self._begin_first()
+        self._turn_if_due()
+        if not training:
+            self._evaluated = True
+            self._eval.enter_context(self._scope.in_phase("eval"))
+            return
+        self._turn_if_written()
+        self._begin_forward()
+        self.names_of_addresses = {}
+        self._scope.set_base("forward")
+        self._scope.set_microbatch(self._number)
+        self._batch(named_tensors(args, kwargs))
+        self._forwards += 1
+
+    def root_ended(self, module: nn.Module) -> None:
+        """It ended."""
+        self._eval.close()
+
+    @guarded
+    def tensor_row(self, head: int, occurrence: int, slot: str, tensor: Tensor) -> None:
+        """One row of a module's input, output or gradient."""
+        inner = getattr(tensor, "_local_tensor", tensor)
+        total, dtype, shape, flags, version, writer = self._seen.read(inner)
+        self._columns.add(head, occurrence, slot, total, dtype, shape, None, version, writer, flags)
+
+    def _batch(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        rows = []
+        occurrence = self._forwards if self.chunk is None else 0
+        for name, tensor in tensors:
+            if tensor.grad_fn is not None:  # The output of another root.
+                continue
+            if self.chunk is not None and tensor.requires_grad:  # Received from another stage.
+                continue
+            found = digest_of(getattr(tensor, "_local_tensor", tensor))
+            rows.append(snapshot.Row(name, "batch", found, None))
+            if self.level >= PHASE:
+                self._row("data", name, "batch", found, self._number, occurrence)
+        if rows:
+            total = Digest(snapshot.root_of(rows), "uint64", ())
+            self._row("data", "", "batch", total, self._number, occurrence)
+
+    # -- what pipeline schedules report ----------------------------------------------------------
+
+    @contextmanager
+    def asleep_for(self) -> Iterator[None]:
+        """What runs inside is no training: nothing is recorded, and nothing counted."""
+        before, self.asleep = self.asleep, True
+        try:
+            yield
+        finally:
+            self.asleep = before
+
+    @contextmanager
+    def in_chunk(self, number: int, pass_: str | None) -> Iterator[None]:
+        """What runs inside is work on that microbatch, and in backward of that pass."""
+        before, self.chunk = (self.chunk, self._scope.microbatch), number
+        self._scope.set_microbatch(number)
+        try:
+            with self._scope.in_phase("backward", pass_) if pass_ else nullcontext():
+                yield
+        finally:
+            self.chunk = before[0]
+            self._scope.set_microbatch(before[1])
+
+    @property
+    def _number(self) -> int:
+        return self._backwards if self.chunk is None else self.chunk
+
+    def _is_loss(self, tensor: Tensor) -> bool:
+        """Stages go back from what they sent as well, and zero-bubble ones twice from a loss."""
+        if self.chunk is None:
+            return True
+        if tensor.numel() != 1 or self.chunk in self._losses:
+            return False
+        self._losses.add(self.chunk)
+        return True
+
+    # -- what backward, clipping and optimizers report -----------------------------------------
+
+    @guarded
+    def new_work(self) -> None:
+        """Work on a batch begins."""
+        self._turn_if_due()
+
+    @guarded
+    def backward_begins(self, of: Any) -> None:
+        """`of`: the tensor or tensors whose backward is called."""
+        if self.step == 0:
+            self._begin_first()
+        self._turn_if_due()
+        if not self._forwards:  # Of no module: it could not be told before.
+            self._turn_if_written()
+        self._begin_forward()
+        self._scope.set_microbatch(self._number)
+        self._scope.set_base("backward")
+        for at, tensor in enumerate((of,) if isinstance(of, Tensor) else tuple(of or ())):
+            if isinstance(tensor, Tensor) and self._is_loss(tensor):
+                self._row("backward", "", "metric.loss", metric_row(tensor), self._number, at)
+
+    @guarded
+    def backward_ended(self) -> None:
+        """It came back."""
+        self._scope.backward_ended()
+        self._host.backward_ended()
+        if self.level >= PHASE and self.chunk is None:
+            self._state.after_backward(self._backwards)
+        if self.level >= OP:
+            self.names_of_addresses = self._state.names_of_addresses()
+        # A schedule goes back several times for a microbatch, and numbers them itself.
+        self._backwards += self.chunk is None
+        self._forwards = 0
+        if not self._has_torch_optimizer:
+            self._held = [root for _, root in self._names.roots()]
+
+    @guarded
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """`optimizer.step` was called."""
+        if self.step == 0:
+            self._begin_first()
+        if id(optimizer) in self._turned_by:
+            self._turn_if_due()
+        self._has_torch_optimizer = True
+        self._optimizer.enter_context(self._scope.in_phase("optimizer"))
+        if not self._turned:
+            self._state.before_optimizer(self.level >= PHASE)
+        self._state.settings(optimizer)
+
+    @guarded
+    def optimizer_ended(self, optimizer: Any) -> None:
+        """It came back."""
+        self._optimizer.close()
+        self._held += [optimizer, *(root for _, root in self._names.roots())]
+        self._turned_by.append(id(optimizer))
+        self.turn_ended()
+
+    def turn_ended(self) -> None:
+        """One turn of the training loop is over, whether or not it updated anything."""
+        self._turned = self.step > 0
+        self._scope.set_base("optimizer")
+
+    @guarded
+    def metric(self, name: str, value: Any, phase: str) -> None:
+        """A value that the program computed."""
+        try:
+            self._row(phase, "", f"metric.{name}", metric_row(value))
+        except BitstepError as error:
+            self.journal.gap(f"metric {name}: {error}")
+
+    # -- steps -------------------------------------------------------------------------------
+
+    @guarded
+    def begin_step(self, step: int) -> None:
+        """The program says that step number `step` begins."""
+        begun = self.step == 0 or self._began or self._turned
+        if step < self.step + begun:
+            self.journal.gap(f"step {step} after step {self.step}: numbers of steps must increase")
+            return
+        self.manual = True
+        if self.step == 0:
+            self._begin_first(step)
+        elif begun:
+            self._end_step(step)
+        elif step > self.step:
+            self._next(step)
+
+    @guarded
+    def pause(self) -> None:
+        """The program goes on without us: what it does is not to be taken for the last step's."""
+        self._turn_if_due()
+        self._held.clear()
+
+    @guarded
+    def finish(self) -> None:
+        """The recording ends: write what the last step has."""
+        if self.step == 0:
+            return
+        if self._began or self._turned or self.manual:
+            self._end_step()
+        elif self._evaluated:
+            # What follows the last update is no step: there is no state that it left behind.
+            self._close_batch(self._root_before, "optimizer")
+
+    def _turn_if_due(self) -> None:
+        if self._turned and not self.manual:
+            self._end_step()
+
+    def _turn_if_written(self) -> None:
+        """Where no torch optimizer steps: were parameters written since a backward?"""
+        if self._has_torch_optimizer or self.manual:
+            return
+        written = self._written.since_last_look()
+        if not self._backwards:
+            return
+        if written:
+            self._without_update = 0
+        elif not any(True for _ in self._optimizers):
+            self._without_update += 1
+        if written or self._without_update > _PATIENCE:
+            self._end_step()
+
+    def _begin_first(self, first: int = 1) -> None:
+        """The first training step begins: open the files, and write what came before it."""
+        self._host.opened()
+        root = self._state.start(self.level >= PHASE)
+        self._state.random("start")
+        self._close_batch(root, "start")
+        self._next(first)
+
+    def _begin_forward(self) -> None:
+        if not self._began:
+            self._began = True
+            self._state.random("data")
+
+    def _end_step(self, following: int | None = None) -> None:
+        if not self._has_torch_optimizer:
+            self._state.before_optimizer(False)
+        root = self._state.at_end(self.level >= PHASE)
+        self._close_batch(root, "optimizer")
+        self._next(self.step + 1 if following is None else following)
+
+    def _close_batch(self, root: int, phase: str) -> None:
+        head = self._scope.head
+        self._host.step_ends(self.step)
+        for reason in self.journal.gaps():
+            self._columns.add(head(phase, "", reason), 0, "gap", 0, "", (), flags=Flag.GAP)
+        self._state.add(phase, "", "root", Fingerprint(root, "uint64", ()))
+        self.journal.end_step(self.step, root, self.level)
+        self._root_before = root
+
+    def _next(self, step: int) -> None:
+        self.step = step
+        self.names_of_addresses = {}
+        self._seen.clear()
+        self._scope.new_step()
+        self._new_step_state()
+        self._level()
+
+    def _level(self) -> None:
+        wanted = self._host.level_of(self.step)
+        self.level = min(wanted, max(self.journal.ceiling, STEP))
+        self._host.leveled(self.level)
+        self.number("level", self.level, "data" if self.step else "start")
+
+    def number(self, slot: str, value: int, phase: str) -> None:
+        """A row that holds a count."""
+        self._row(phase, "", slot, Digest(value, "int64", ()))
+
+    def _row(
+        self, phase: str, module: str, slot: str, found: Digest, microbatch: int = -1, at: int = 0
+    ) -> None:
+        head = self._scope.head(phase, module, microbatch=microbatch)
+        total, dtype, shape, flags = found
+        self._columns.add(head, at, slot, total, dtype, shape, flags=flags)
+
+    def failed(self, error: Exception) -> None:
+        """A hook of ours failed: record less, and say so."""
+        kind = "" if isinstance(error, BitstepError) else f"{type(error).__name__}: "
+        self.journal.lower(f"{kind}{error}", error)
+        self.asleep = self.journal.ceiling < 0
+        self.level = min(self.level, max(self.journal.ceiling, STEP))

@@ -1,0 +1,345 @@
+"""Every operation that PyTorch dispatches -> rows: what it read, what it wrote, how it was told.
+
+1. The mode is called for each operation, forward, backward and optimizer, below autograd.
+2. Its plan (`schemas`) says which arguments it reads, which it writes, and what else decides.
+3. Inputs before, outputs and written arguments after; a drawing op has its generator's state.
+4. Collectives are handed to `collectives`: their results have no bits before they are waited for.
+5. Operations on subclasses (DTensor, fake tensors) are passed on: what they are made of comes
+   back here, one level lower.
+
+The mode stays out of torch.compile: `ignore_compile_internals` keeps compiled regions compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bitstep.observe.collectives import Collective, describe, members_text, results_of
+from bitstep.observe.compiled import Region, Regions, Slots
+from bitstep.observe.digests import Seen
+from bitstep.observe.pending import Pending
+from bitstep.observe.schemas import Argument, Kind, Plan, digest_of_others, plan_of
+from bitstep.observe.scope import Scope
+from bitstep.observe.streams import state_of
+from bitstep.records import Fingerprint, Flag
+from bitstep.trace.columns import Columns
+from bitstep.trace.schema import metric_bits
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_SKIPPED, _SCALAR, _RAISED = int(Flag.SKIPPED), int(Flag.SCALAR), int(Flag.RAISED)
+_COMPILED = int(Flag.COMPILED)
+_DOES_NOT_DISPATCH = torch._C._disabled_torch_dispatch_impl
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def harmless(method: Method) -> Method:
+    """Work of ours inside of the program's: where it fails less is recorded, and None given."""
+
+    @functools.wraps(method)
+    def call(self: Operations, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self._hooks.failed(error)
+            return None
+
+    return call  # type: ignore[return-value]
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The recorder's dispatch mode. Enter it once; `active` and `collectives` switch it cheaply."""
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        columns: Columns,
+        scope: Scope,
+        seen: Seen,
+        hooks: Any,
+        only: Callable[[str], bool] | None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._columns = columns
+        self._scope = scope
+        self._seen = seen
+        self._hooks = hooks
+        self._only = only
+        self.active = False
+        """Whether operations are recorded."""
+        self.microbatch_of: Callable[[Tensor], int] = lambda tensor: -1
+        """Which microbatch a tensor carries from one stage of a pipeline to another."""
+        self.collectives = False
+        """Whether collectives are recorded, also where other operations are not."""
+        self.pending = Pending(scope.is_ours)
+        self.regions = Regions(self._region_begins, self._region_ends, scope.is_ours)
+        self.count = 0
+        self.skipped = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions stay compiled (pytorch#161648)."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (
+            self._hooks.asleep
+            or not (self.active or self.collectives)
+            or self.regions.inside
+            or self.pending.waiting
+            or not self._scope.is_ours()
+        ):
+            return func(*args, **kwargs)
+        if types and any(kind not in _PLAIN for kind in types):
+            # What a DTensor is made of comes back here; a fake tensor computes nothing.
+            return func(*args, **kwargs) if _is_fake(types) else NotImplemented
+        if torch._C._len_torch_dispatch_stack() and _fake_mode() is not None:
+            return func(*args, **kwargs)
+        plan = plan_of(func)
+        if plan.kind is Kind.SILENT:
+            return func(*args, **kwargs)
+        if plan.collective:
+            return self._collective(func, args, kwargs)
+        if self.pending.open and plan.kind is not Kind.VIEW:
+            self.pending.touched(_flat([*args, *kwargs.values()]))
+        if not self.active or self.pending.objects:
+            return func(*args, **kwargs)
+        return self._record(func, plan, args, kwargs)
+
+    def _record(self, func: Any, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self.count += 1
+        if not self.count & 0xFFF:
+            self._hooks.journal.trim()
+        call = self._before(plan, args, kwargs)
+        if call is None and plan.kind is Kind.COPY and self._seen.is_blank(_source(args)):
+            # Memory that nobody wrote, in another place: bits that are nobody's.
+            result = func(*args, **kwargs)
+            self._seen.made_blank(result)
+            return result
+        if call is None or plan.kind is Kind.VIEW:
+            return func(*args, **kwargs)
+        before = state_of(kwargs.get("generator")) if plan.draws else None
+        try:
+            result = func(*args, **kwargs)
+        except BaseException:
+            self._columns.add(*call, "raised", 0, "", (), flags=_RAISED)
+            raise
+        if before is not None:
+            self._drew(*call, before, kwargs.get("generator"))
+        self._results(plan, *call, args, kwargs, result)
+        return result
+
+    @harmless
+    def _before(
+        self, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[int, int] | None:
+        """Rows of what the op is given. Gives back head and occurrence; None: not wanted."""
+        if self._only is not None and not self._only(self._scope.here()):
+            return None
+        head, occurrence = self._scope.call(plan.name)
+        others = digest_of_others(plan, args, kwargs)
+        if others is not None or plan.kind is Kind.VIEW:
+            self._columns.add(head, occurrence, "args", others or 0, "text", ())
+        if plan.kind is Kind.COPY and self._seen.is_blank(_source(args)):
+            return None
+        if plan.kind is not Kind.VIEW:
+            self._arguments(head, occurrence, plan.reads, args, kwargs, self._read)
+        return head, occurrence
+
+    @harmless
+    def _results(
+        self,
+        plan: Plan,
+        head: int,
+        occurrence: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> None:
+        if plan.kind is Kind.SCALAR:
+            self._scalar(head, occurrence, result)
+        elif plan.kind is Kind.EMPTY:
+            self._seen.made_blank(result)
+            shape = tuple(result.shape)
+            self._columns.add(head, occurrence, "out.0", 0, "", shape, flags=_SKIPPED)
+        else:
+            self._arguments(head, occurrence, plan.writes, args, kwargs, self._write)
+            if type(result) is Tensor:
+                if plan.news:
+                    self._write(head, occurrence, "out.0", result)
+            elif plan.news:
+                given = result if plan.results > 1 else (result,)
+                for at, tensor in enumerate(_flat([given[at] for at in plan.news])):
+                    self._write(head, occurrence, f"out.{at}", tensor)
+
+    def _arguments(
+        self,
+        head: int,
+        occurrence: int,
+        arguments: Sequence[Argument],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        row: Callable[[int, int, str, Tensor], None],
+    ) -> None:
+        """A row for each tensor among the arguments; None and numbers have none."""
+        given = len(args)
+        for at, name, many, slot in arguments:
+            value = args[at] if 0 <= at < given else kwargs.get(name)
+            if not many:
+                if isinstance(value, Tensor):
+                    row(head, occurrence, slot, value)
+            elif value is not None:
+                for place, tensor in enumerate(value):
+                    if isinstance(tensor, Tensor):
+                        row(head, occurrence, self._element(slot, place, tensor), tensor)
+
+    def _element(self, slot: str, place: int, tensor: Tensor) -> str:
+        """The slot of an element of a list: by name where it is known, never by position then."""
+        names = self._hooks.names_of_addresses
+        name = names.get(tensor.data_ptr()) if names else None
+        return f"{slot}[{place if name is None else name}]"
+
+    def _read(self, head: int, occurrence: int, slot: str, tensor: Tensor, also: int = 0) -> None:
+        total, dtype, shape, flags, version, writer = self._seen.read(tensor)
+        flags |= also
+        if flags & _SKIPPED:
+            self.skipped += 1
+        self._columns.add(head, occurrence, slot, total, dtype, shape, None, version, writer, flags)
+
+    def _write(self, head: int, occurrence: int, slot: str, tensor: Tensor, also: int = 0) -> None:
+        columns = self._columns
+        total, dtype, shape, flags, version, _ = self._seen.wrote(tensor, columns.next_seq)
+        flags |= also
+        if flags & _SKIPPED:
+            self.skipped += 1
+        columns.add(head, occurrence, slot, total, dtype, shape, None, version, -1, flags)
+
+    def _collective(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Inputs before the launch; outputs where they are waited for."""
+        launched = self._launched(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if launched is not None:
+            call, found = launched
+            self.pending.add(results_of(found, result), result, partial(self._arrived, call))
+        elif func is torch.ops._c10d_functional.wait_tensor.default:
+            self.pending.waited_for(args[0])
+        return result
+
+    @harmless
+    def _launched(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[int, int], Collective] | None:
+        found = None if self.pending.objects else describe(func, args, kwargs)
+        if found is None:
+            return None
+        if self.pending.open:
+            self.pending.touched(tensor for _, tensor in found.inputs)
+        moved = [tensor for _, tensor in found.inputs + found.outputs]
+        number = self.microbatch_of(moved[0]) if found.kind == "exchange" and moved else -1
+        call = self._scope.collective(found.kind, members_text(found.members), found.op, number)
+        for slot, tensor in found.inputs:
+            self._read(*call, slot, tensor)
+        return call, found
+
+    @harmless
+    def _arrived(self, call: tuple[int, int], found: Collective) -> None:
+        for slot, tensor in found.outputs:
+            self._write(*call, slot, tensor)
+
+    @harmless
+    def _region_begins(self, region: Region, inputs: Slots) -> tuple[int, int] | None:
+        if not self.active or self._hooks.asleep:
+            return None
+        self.count += 1
+        side = ".backward" if region.is_backward else ""
+        call = self._scope.call(f"compiled.{region.name}{side}")
+        for at, tensor in inputs:
+            self._read(*call, f"in.{at}", tensor, _COMPILED)
+        return call
+
+    @harmless
+    def _region_ends(
+        self, region: Region, call: tuple[int, int] | None, mutated: Slots, outputs: Slots | None
+    ) -> None:
+        if call is None:
+            return
+        if outputs is None:
+            self._columns.add(*call, "raised", 0, "", (), flags=_RAISED)
+        for at, tensor in mutated:
+            self._write(*call, f"mutated.{at}", tensor, _COMPILED)
+        for at, tensor in outputs or ():
+            self._write(*call, f"out.{at}", tensor, _COMPILED)
+
+    def _scalar(self, head: int, occurrence: int, value: Any) -> None:
+        dtype = "float64" if isinstance(value, float) else "int64"
+        if isinstance(value, complex) or (dtype == "int64" and not -(2**63) <= value < 2**63):
+            return
+        bits = metric_bits(value if dtype == "float64" else int(value), dtype)
+        self._columns.add(head, occurrence, "out.0", bits, dtype, (), flags=_SCALAR)
+
+    def _drew(self, head: int, occurrence: int, before: Fingerprint, generator: Any) -> None:
+        """The state that numbers were taken from; no row where none was, as attention without
+        dropout takes none."""
+        if state_of(generator) != before:
+            self._columns.add(head, occurrence, "rng", before.sum, before.dtype, before.shape)
+            self._columns.add(head, occurrence, f"at.{program_line()}", 0, "", ())
+
+
+def _source(args: Sequence[Any]) -> Any:
+    """What a copy reads: `clone(self)`, `_to_copy(self)`, `copy_(self, src)`."""
+    return args[1] if len(args) > 1 and isinstance(args[1], Tensor) else args[0]
+
+
+def _is_fake(types: Any) -> bool:
+    """Whether one of the types computes nothing, or would not take an operation back: a parameter
+    that has no shape yet does not dispatch."""
+    return any(
+        kind.__name__ in ("FakeTensor", "FunctionalTensor")
+        or (kind.__torch_dispatch__ is _DOES_NOT_DISPATCH and kind not in _PLAIN)
+        for kind in types
+    )
+
+
+def _fake_mode() -> Any:
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def _flat(result: Any) -> Iterator[Tensor]:
+    """The tensors of a result. Ops may also give back script objects: only look into sequences."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple | list):
+        for item in result:
+            yield from _flat(item)
+
+
+def program_line() -> str:
+    """FILE:LINE of the program that runs: the innermost frame outside of torch and of us."""
+    frame = sys._getframe(1)
+    torch_folder = os.path.dirname(torch.__file__)
+    best = "?"
+    inner = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(torch_folder) and "/utils/data/" in name and not inner:
+            inner = f" in {frame.f_code.co_qualname}"
+        if not name.startswith((torch_folder, _HERE, "<")):
+            best = f"{os.path.basename(name)}:{frame.f_lineno}"
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return best + inner

@@ -1,0 +1,153 @@
+"""Rows of the training state: one root per stream at every level, one row per tensor from `phase`.
+
+    start       the state before the first step of an attempt
+    backward    gradients after each backward
+    optimizer   occurrence 0: what the first optimizer of a step finds
+                occurrence 1: what the step leaves behind
+
+>>> StateRows(columns, scope, names, optimizers).at_end(each=True)  # doctest: +SKIP
+1361443046217353453
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+
+from bitstep.observe import snapshot
+from bitstep.observe.digests import is_wrapped
+from bitstep.observe.journal import resolve
+from bitstep.observe.names import Names
+from bitstep.observe.optimizers import Optimizers
+from bitstep.observe.scope import Scope
+from bitstep.observe.snapshot import Item, Row
+from bitstep.observe.streams import random_states
+from bitstep.records import Fingerprint
+from bitstep.trace.columns import Columns
+from bitstep.trace.schema import metric_bits
+
+
+class StateRows:
+    """Reads the state of the program and writes rows of it."""
+
+    def __init__(
+        self, columns: Columns, scope: Scope, names: Names, optimizers: Optimizers
+    ) -> None:
+        self._columns = columns
+        self._scope = scope
+        self._names = names
+        self._optimizers = optimizers
+
+    def random(self, phase: str) -> None:
+        """The state of every process-wide generator."""
+        for stream, found in random_states().items():
+            self.add(phase, stream, "rng", found)
+
+    def start(self, each: bool) -> int:
+        """The state before the first step. Gives back its root."""
+        return self._state("start", 0, each)
+
+    def at_end(self, each: bool) -> int:
+        """The state that a step leaves behind. Gives back its root."""
+        return self._state("optimizer", 1, each)
+
+    def before_optimizer(self, each: bool) -> None:
+        """Gradients and, with `each`, everything that the optimizer reads."""
+        rows = self._read(snapshot.gradients(self._parameters()))
+        self._root("optimizer", "grads", rows)
+        if each:
+            self._rows("optimizer", 0, rows)
+            self._rows("optimizer", 0, self._read(self._parameters()))
+            self._rows("optimizer", 0, self._read(self._moments()))
+
+    def after_backward(self, microbatch: int) -> None:
+        """The gradient of each parameter."""
+        rows = self._read(snapshot.gradients(self._parameters()))
+        self._rows("backward", 0, rows, microbatch)
+
+    def bits(self) -> int:
+        """One number for the bits of all parameters."""
+        return snapshot.root_of(self._read(self._parameters()))
+
+    def settings(self, optimizer: Any) -> None:
+        """Every hyper-parameter of an optimizer that is a number, by its bits."""
+        kind = type(optimizer).__name__
+        for number, group in enumerate(optimizer.param_groups):
+            head = self._scope.head("optimizer", f"group{number}", kind)
+            for key, value in _numbers(group):
+                dtype = "float64" if isinstance(value, float) else "int64"
+                bits = metric_bits(value, dtype)
+                self._columns.add(head, 0, f"args.{key}", bits, dtype, ())
+
+    def names_of_addresses(self) -> dict[int, str]:
+        """Address -> name and slot of every parameter, gradient and moment, as they are now."""
+        items = chain(self._parameters(), snapshot.gradients(self._parameters()), self._moments())
+        found = {}
+        for name, slot, tensor in items:
+            inner = getattr(tensor, "_local_tensor", tensor)
+            if inner.layout is torch.strided and not is_wrapped(inner) and inner.numel():
+                short = slot.removeprefix("state.")
+                found[inner.data_ptr()] = name if short == "param" else f"{name}:{short}"
+        return found
+
+    def add(self, phase: str, module: str, slot: str, found: Fingerprint) -> None:
+        """One row that says itself where it belongs."""
+        head = self._scope.head(phase, module)
+        self._columns.add(head, 0, slot, found.sum, found.dtype, found.shape)
+
+    def _parameters(self) -> Iterator[Item]:
+        yield from snapshot.parameters(self._names)
+        yield from snapshot.strays(self._optimizers, self._names)
+
+    def _moments(self) -> Iterator[Item]:
+        return snapshot.moments(self._optimizers, self._names)
+
+    def _state(self, phase: str, occurrence: int, each: bool) -> int:
+        streams = {
+            "params": self._read(self._parameters()),
+            "optimizer": self._read(self._moments()),
+            "buffers": self._read(snapshot.buffers(self._names)),
+        }
+        if each:
+            for rows in streams.values():
+                self._rows(phase, occurrence, rows)
+        for stream, rows in streams.items():
+            self._root(phase, stream, rows)
+        return snapshot.root_of(chain.from_iterable(streams.values()))
+
+    def _read(self, items: Iterable[Item]) -> list[Row]:
+        rows = snapshot.read(items)
+        if any(isinstance(row.digest.sum, torch.Tensor) for row in rows):
+            sums = [row.digest.sum for row in rows]
+            resolve(sums)
+            rows = [
+                row._replace(digest=row.digest._replace(sum=total))
+                for row, total in zip(rows, sums, strict=True)
+            ]
+        return rows
+
+    def _root(self, phase: str, stream: str, rows: Iterable[Row]) -> None:
+        found = Fingerprint(snapshot.root_of(rows), "uint64", ())
+        self.add(phase, "", f"root.{stream}", found)
+
+    def _rows(self, phase: str, occurrence: int, rows: Iterable[Row], microbatch: int = -1) -> None:
+        for name, slot, digest, place in rows:
+            head = self._scope.head(phase, name, microbatch=microbatch)
+            total, dtype, shape, flags = digest
+            self._columns.add(head, occurrence, slot, total, dtype, shape, place, flags=flags)
+
+
+def _numbers(group: dict[str, Any]) -> Iterator[tuple[str, float | int]]:
+    for key, value in group.items():
+        several = value if isinstance(value, tuple) else (value,)
+        for at, number in enumerate(several):
+            name = key if len(several) == 1 else f"{key}.{at}"
+            if isinstance(number, torch.Tensor) and number.numel() == 1 and number.is_cpu:
+                number = number.detach().item()
+            if isinstance(number, bool | int) and -(2**63) <= number < 2**63:
+                yield name, int(number)
+            elif isinstance(number, float):
+                yield name, number

@@ -1,0 +1,49 @@
+"""The random states of this process, each under the name of its stream.
+
+Reading a state draws no number: the generators hand out a copy.
+
+>>> sorted(random_states())[:2]
+['numpy', 'python']
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+from typing import Any
+
+import torch
+
+from bitstep.fingerprint import fingerprint
+from bitstep.fingerprint.definition import sum_of
+from bitstep.records import Fingerprint
+
+
+def random_states() -> dict[str, Fingerprint]:
+    """The state of every process-wide generator that this program has."""
+    states = {"python": _python(), "torch": fingerprint(torch.default_generator.get_state())}
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        states["numpy"] = _numpy(numpy)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for device, generator in enumerate(torch.cuda.default_generators):
+            states[f"cuda:{device}"] = fingerprint(generator.get_state())
+    return states
+
+
+def state_of(generator: Any) -> Fingerprint:
+    """The state of the generator that an op draws from; None: the default one of the host."""
+    return fingerprint((generator or torch.default_generator).get_state())
+
+
+def _python() -> Fingerprint:
+    version, words, gauss = random.getstate()
+    raw = struct.pack(f"<{len(words)}Q", *words) + repr((version, gauss)).encode()
+    return Fingerprint(sum_of(raw), "uint8", (len(raw),))
+
+
+def _numpy(numpy: Any) -> Fingerprint:
+    kind, keys, position, has_gauss, gauss = numpy.get_state(legacy=True)
+    raw = keys.tobytes() + repr((kind, position, has_gauss, gauss)).encode()
+    return Fingerprint(sum_of(raw), "uint8", (len(raw),))

@@ -1,0 +1,134 @@
+"""Rows of the step that runs, kept in columns: the way in for a recorder of thousands of rows.
+
+1. `head` names the part of a site that the rows of one call share, once; rows carry its number.
+2. `add` takes a row in a quarter of a microsecond: no object is made that outlives the step.
+3. `digests` may be filled in later, when an accelerator has computed them.
+4. `TraceWriter.end_step_columns` writes what `write` and `end_step` would for equal records.
+
+>>> columns = Columns()
+>>> relu = columns.head(0, "forward", "primary", 0, "Net.0", "aten::relu")
+>>> columns.add(relu, 0, "in.0", 7, "float32", (2, 3)), columns.add(relu, 0, "out.0", 0, "float32", ())
+(0, 1)
+>>> columns.digests[1] = 9
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from bitstep.records import Place
+from bitstep.trace.rows import FIT_ERRORS, Words, distinct, does_not_fit, place_column, shape_column
+from bitstep.trace.schema import SCHEMA, WORD_COLUMNS
+
+Head = tuple[int, str, str, int, str, str]
+"""Rank, phase, pass, microbatch, module, op."""
+
+_HEAD_FIELDS: Final = ("rank", "phase", "pass", "microbatch", "module", "op")
+_ROW_FIELDS: Final = ("head", "occurrence", "slot", "dtype", "shape", "place", "version", "writer",
+                      "flags", "part")  # fmt: skip
+
+
+class Columns:
+    """Rows of the running step, in order. Lives as long as its recorder: `seq` and the numbers of
+    heads go on from step to step. Not for use by two threads."""
+
+    def __init__(self) -> None:
+        self.digests: list[int] = []
+        """Of the running step, by row. An entry may be replaced until the step is written."""
+        self._cells: list[Any] = []
+        self._first = 0
+        self._numbers: dict[Head, int] = {}
+        self._heads: list[Head] = []
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    @property
+    def next_seq(self) -> int:
+        """The `seq` of the row that is added next."""
+        return self._first + len(self.digests)
+
+    def set_rank(self, rank: int) -> None:
+        """All rows so far are of `rank`: a process learns late which one it is."""
+        self._heads = [(rank, *head[1:]) for head in self._heads]
+        self._numbers = {head: number for number, head in enumerate(self._heads)}
+
+    def head(self, rank: int, phase: str, pass_: str, microbatch: int, module: str, op: str) -> int:
+        """The number of what rows of one call share; the same values have the same number."""
+        head = (rank, phase, pass_, microbatch, module, op)
+        number = self._numbers.get(head)
+        if number is None:
+            number = self._numbers[head] = len(self._heads)
+            self._heads.append(head)
+        return number
+
+    def add(
+        self,
+        head: int,
+        occurrence: int,
+        slot: str,
+        digest: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        place: Place | None = None,
+        version: int = -1,
+        writer: int = -1,
+        flags: int = 0,
+        part: str = "bits",
+    ) -> int:
+        """Keep one row, unchecked; gives back its `seq`. The row is checked when it is written."""
+        # One flat list of cells: a tuple per row would also cost the garbage collector its walk.
+        self._cells.extend(
+            (head, occurrence, slot, dtype, shape, place, version, writer, flags, part)
+        )
+        digests = self.digests
+        digests.append(digest)
+        return self._first + len(digests) - 1
+
+    def clear(self) -> None:
+        """Forget the rows of the step; `seq` goes on after them."""
+        self._first += len(self.digests)
+        self.digests.clear()
+        self._cells.clear()
+
+    def encode(self, step: int, words: Words) -> Any:
+        """One record batch of the rows, still to be checked by `check_batch`.
+
+        Raises TraceError for a value that its column cannot hold.
+        """
+        rows, width = len(self.digests), len(_ROW_FIELDS)
+        cells = {name: self._cells[at::width] for at, name in enumerate(_ROW_FIELDS)}
+        try:
+            values = self._shared(cells.pop("head"), words) | {
+                "seq": np.arange(self._first, self._first + rows, dtype=np.int64),
+                "step": np.full(rows, step, np.int64),
+                "digest": self.digests,
+                "place": place_column(cells.pop("place"), cells["shape"]),
+                "shape": shape_column(cells.pop("shape")),
+            }
+            for name, column in cells.items():
+                values[name] = words.ids(name, column) if name in WORD_COLUMNS else column
+            columns = [_column(field, values[field.name], words) for field in SCHEMA]
+            return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        except FIT_ERRORS as error:
+            raise does_not_fit(error) from error
+
+    def _shared(self, numbers: list[int], words: Words) -> dict[str, Any]:
+        """The columns that heads stand for: each distinct head is looked at once."""
+        used, position = distinct(numbers)
+        fields = list(zip(*(self._heads[number] for number in used), strict=True)) or [()] * 6
+        return {
+            name: words.ids(name, field)[position]
+            if name in WORD_COLUMNS
+            else np.array(field, np.int64)[position]
+            for name, field in zip(_HEAD_FIELDS, fields, strict=True)
+        }
+
+
+def _column(field: Any, values: Any, words: Words) -> Any:
+    if field.name in WORD_COLUMNS:
+        return words.column(field.name, values)
+    return values if isinstance(values, pa.Array) else pa.array(values, field.type)
