@@ -66,19 +66,21 @@ def save(
     state: TrainingState,
     processes: Processes,
     progress: Progress | None = None,
+    writer: str | None = None,
 ) -> Path:
     """Save the state as `root_dir/step-<step>`, and return that path, on every process.
 
     `root_dir` must be one folder for all processes. A complete checkpoint of this step with the
     same state root is kept as it is. Raises CheckpointError on every process, with one message, if
     any process fails, if replicas or values differ between processes, or if a checkpoint of this
-    step with another root is there; older checkpoints are untouched.
+    step with another root is there; older checkpoints are untouched. `writer` names who saves, as
+    nobody else ever will, the number of an attempt; without it a random word does.
     """
     say = progress or (lambda position: None)
     root_dir = Path(root_dir)
     target = root_dir / step_name(step)
     parts = together(processes, lambda: described(state))
-    draft = _Draft(root_dir, step, state.values)
+    draft = _Draft(root_dir, step, state.values, writer or secrets.token_hex(4))
     temporary = alone(processes, lambda: draft.begin(parts))
     if temporary is None:
         return target
@@ -110,8 +112,10 @@ def _write_rank(folder: Path, state: TrainingState, rank: int, say: Progress) ->
 class _Draft:
     """What process 0 knows of a checkpoint that is being written; idle on the others."""
 
-    def __init__(self, root_dir: Path, step: int, values: dict[str, dict[str, Json]]) -> None:
-        self.root_dir, self.step, self.values = root_dir, step, values
+    def __init__(
+        self, root_dir: Path, step: int, values: dict[str, dict[str, Json]], writer: str
+    ) -> None:
+        self.root_dir, self.step, self.values, self.writer = root_dir, step, values, writer
         self.tensors: tuple[TensorEntry, ...] = ()
         self.root = 0
 
@@ -129,8 +133,9 @@ class _Draft:
             shutil.rmtree(leftover, ignore_errors=True)
         if self._already_there():
             return None
-        # A new name each time: a dying process of an earlier attempt cannot write into this one.
-        name = f".{step_name(self.step)}.{secrets.token_hex(4)}.tmp"
+        # A name of its own: a dying process of an earlier attempt cannot write into this one. The
+        # processes tell each other, so where nothing else varies it must not vary either.
+        name = f".{step_name(self.step)}.{self.writer}.tmp"
         temporary = self.root_dir / name
         writing(temporary, temporary.mkdir)
         return str(temporary)

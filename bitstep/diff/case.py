@@ -7,7 +7,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
+from math import prod
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +20,12 @@ from bitstep.diff.difference import Bits, Where
 from bitstep.diff.load import Life
 from bitstep.diff.localise import Parting
 from bitstep.diff.rows import Ints, Rows
-from bitstep.diff.slots import BOUNDARY, Class, Slots, named
+from bitstep.diff.slots import BOUNDARY, Class, Slots, class_of, named
 from bitstep.diff.starts import bits_at
 from bitstep.records import Flag
 
 LETTER = "AB"
+_DIGITS: Final = re.compile(r"\d+")
 
 
 class Case:
@@ -95,7 +99,9 @@ class Case:
     def producer(self, side: int) -> int | None:
         """The row of the last recorded write to the storage of the explained row."""
         rows, row = self.sides[side], self.row[side]
-        return rows.at_seq(int(rows.writer[row])) if rows.writer[row] >= 0 else None
+        wrote = rows.at_seq(int(rows.writer[row])) if rows.writer[row] >= 0 else None
+        # Memory that is used again may have a writer of its former life.
+        return wrote if wrote is not None and _may_write(rows, wrote, row) else None
 
     def source(self, side: int) -> int | None:
         """The last row before the explained one with the same bits: an output or a boundary."""
@@ -106,6 +112,28 @@ class Case:
         same &= rows.flags[:row] & np.uint32(Flag.SKIPPED) == 0
         found = np.flatnonzero(same)
         return int(found[-1]) if len(found) else None
+
+    @cached_property
+    def kept(self) -> tuple[Rows, int] | None:
+        """The row of the step before that has the bits which one run still has here and the other
+        has not: state, or else an output. None: neither has bits from there, or both do, and the
+        program chose."""
+        found = [self._before(side) for side in (0, 1)]
+        return found[0] or found[1] if None in found else None
+
+    def _before(self, side: int) -> tuple[Rows, int] | None:
+        """The last row of the step before with the bits and the size of the explained row."""
+        rows, row = self.sides[side], self.row[side]
+        past = self.lives[side].rows(self.parting.process, self.parting.step - 1)
+        if past is None or not rows.digest[row] or prod(rows.shape(row)) < 2:
+            return None
+        classes = self.slots.classes(past)
+        is_state = np.isin(classes, BOUNDARY)
+        same = (past.digest == rows.digest[row]) & (is_state | (classes == Class.OUTPUT))
+        found = [at for at in np.flatnonzero(same).tolist()
+                 if prod(past.shape(at)) == prod(rows.shape(row))]  # fmt: skip
+        best = max(found, key=lambda at: (is_state[at], at), default=None)
+        return None if best is None else (past, best)
 
     def matched(self, side: int, row: int) -> bool:
         """Whether a row has a partner with the same bits."""
@@ -120,7 +148,16 @@ class Case:
         found = named(slot)
         if found:
             return found
-        return self.tensor_of(0, self.row[0]) or self.tensor_of(1, self.row[1])
+        inside = self.tensor_of(0, self.row[0]) or self.tensor_of(1, self.row[1])
+        return inside or self._kept_tensor()
+
+    def _kept_tensor(self) -> tuple[str, str] | None:
+        """The tensor of state that still had these bits at the end of the step before."""
+        if not self.text("op") or self.kept is None:
+            return None
+        rows, row = self.kept
+        name, slot = rows.text("module", row), rows.text("slot", row)
+        return (name, slot) if class_of(slot) in BOUNDARY else None
 
     def tensor_of(self, side: int, row: int) -> tuple[str, str] | None:
         """The tensor of state whose boundary row, before `row`, has the bits of `row`."""
@@ -130,6 +167,14 @@ class Case:
         if not len(found):
             return None
         return rows.text("module", int(found[-1])), rows.text("slot", int(found[-1]))
+
+
+def _may_write(rows: Rows, wrote: int, row: int) -> bool:
+    """Whether a write was to what is read: of the same dtype, or seen as another and as large."""
+    dtypes = [rows.text("dtype", at).partition("[")[0] for at in (wrote, row)]
+    bits = [int((_DIGITS.findall(word) or [8])[0]) for word in dtypes]
+    sizes = [prod(rows.shape(at)) * one for at, one in zip((wrote, row), bits, strict=True)]
+    return dtypes[0] == dtypes[1] or sizes[0] == sizes[1]
 
 
 def site(rows: Rows, row: int) -> str:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from bitstep.diff.difference import Covered, Placed
+from bitstep.diff.leave_out import has_trained
 from bitstep.diff.load import Life, Run
 from bitstep.diff.localise import Course
 from bitstep.diff.slots import LEVELS
@@ -60,7 +61,7 @@ def why_unverified(
 
 def notes(courses: Sequence[Course], a: Run, b: Run, thorough: bool) -> list[str]:
     """What was not observed or not compared, one line each."""
-    found = [*_missing_ranks(a, b), *_gaps(a, b), *_counts(a, b)]
+    found = [*_missing_ranks(a, b), *_gaps(a, b), *_counts(a, b), *_evaluated(courses, a, b)]
     if tail := _tail(courses, a, b):
         found.append(tail)
     if any(course.unlike for course in courses):
@@ -148,14 +149,34 @@ def _world(life: Life) -> int:
 
 def _tail(courses: Sequence[Course], a: Run, b: Run) -> str | None:
     """Steps at the end that only one run has; a head that was not recorded is no gap of it."""
-    ends = [max((int(life.steps(course.process)[-1]) for life in run.lives
-                 for course in courses if course.process in life.index.processes
+    ends = [max((_last_step(life, course.process)[0] for life in run.lives for course in courses
+                 if course.process in life.index.processes
                  and len(life.steps(course.process))), default=-1) for run in (a, b)]  # fmt: skip
     if ends[0] == ends[1] or min(ends) < 0:
         return None
     longer = "A" if ends[0] > ends[1] else "B"
     first, last = min(ends) + 1, max(ends)
     return f"only {longer} has " + (f"step {last}" if first == last else f"steps {first} to {last}")
+
+
+def _last_step(life: Life, process: int) -> tuple[int, bool]:
+    """The last step that trained, and whether forwards without training were recorded after it."""
+    steps = life.steps(process)
+    last = int(steps[-1])
+    rows = life.rows(process, last) if len(steps) > 1 else None
+    if rows is None:
+        return last, False
+    return (last, False) if has_trained(rows) else (int(steps[-2]), True)
+
+
+def _evaluated(courses: Sequence[Course], a: Run, b: Run) -> Iterator[str]:
+    """Runs that end with forwards that the other has not."""
+    ends = [any(_last_step(life, course.process)[1] for life in run.lives[-1:]
+                for course in courses if course.process in life.index.processes
+                and len(life.steps(course.process))) for run in (a, b)]  # fmt: skip
+    if ends[0] != ends[1]:
+        yield (f"after its last step {'A' if ends[0] else 'B'} ran forwards without training, "
+               "which the other did not")  # fmt: skip
 
 
 def _gaps(a: Run, b: Run) -> Iterator[str]:

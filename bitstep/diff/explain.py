@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
+
 from bitstep.diff import findings, initial, spread, values, writes
 from bitstep.diff.case import LETTER, Case, site
 from bitstep.diff.difference import Cause, Kind, Received, Where
@@ -66,6 +68,8 @@ def explain(
     cases = sorted((_case(one, slots) for one in _parted(courses)), key=_order)
     near, far = _split(cases)
     found = [_explain(case, a, b, slots) for case in near]
+    senders = [_explain(_case(one, slots), a, b, slots) for one in _senders(found, courses)]
+    found = sorted(found + senders, key=lambda one: _order(one.case))
     first = next((one for one in found if not one.is_received), found[0] if found else None)
     if first is None:
         return (), ()
@@ -80,6 +84,18 @@ def _parted(courses: Sequence[Course]) -> list[Parting]:
     parted = [course.parting for course in courses if course.parting]
     healed = [course.healed for course in courses if course.healed]
     return parted or healed or [course.extra for course in courses if course.extra]
+
+
+def _senders(found: Sequence[_Explained], courses: Sequence[Course]) -> list[Parting]:
+    """Where ranks part that sent a difference and kept nothing of it themselves."""
+    known = {one.case.parting.process for one in found}
+    steps = {rank: one.case.parting.step for one in reversed(found)
+             if one.is_received and one.came for rank in one.came.sources}  # fmt: skip
+    return [
+        course.chain if course.chain.step <= steps[course.process] else course.healed
+        for course in courses
+        if course.process in steps.keys() - known and course.chain and course.healed
+    ]
 
 
 def _case(parting: Parting, slots: Slots) -> Case:
@@ -105,9 +121,19 @@ def _is_later(case: Case) -> bool:
 
 
 def _order(case: Case) -> tuple[int, bool, int, int]:
-    phase = "start" if case.at is None else case.text("phase")
+    phase = "start" if case.at is None else _part_of_step(case)
     known = PHASES.index(phase) if phase in PHASES else len(PHASES)
     return *case.parting.order, known, case.parting.process
+
+
+def _part_of_step(case: Case) -> str:
+    """The phase of a row; of parameters and buffers that are gathered, the one that waits."""
+    phase = case.text("phase")
+    if phase != "gather":
+        return phase
+    rows = case.sides[0]
+    others = np.flatnonzero(rows.phase[: case.row[0]] != rows.codes.number("gather"))
+    return rows.text("phase", int(others[-1])) if len(others) else phase
 
 
 def _is_origin(one: _Explained, first: _Explained) -> bool:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from bitstep.diff.case import LETTER, Case, site
+from bitstep.diff.case import Case, site
 from bitstep.diff.difference import Kind
 from bitstep.diff.draws import extra_draws
 from bitstep.diff.rows import Rows
 from bitstep.diff.slots import Class
 
 _SHOWN = 3
+_UNSET = "not set"
 _CONSTANT = "The batch is equal: it is a constant, a scale or a buffer of the program."
 _LATE = ("optimizer", "gather", "checkpoint")
 
@@ -95,7 +97,7 @@ def from_outside(case: Case) -> Finding | None:
         return None
     if case.producer(0) is not None or case.producer(1) is not None:
         return None
-    if case.source(0) is not None or case.source(1) is not None:
+    if case.source(0) is not None or case.source(1) is not None or case.kept:
         return None
     # After the optimizer a program makes the data of the next step.
     batch = bool(_differing(case, Class.BATCH)) or _next_batch(case)
@@ -211,25 +213,56 @@ def _weight(op: str) -> int:
     return ("fused" in op) * 4 + ("foreach" in op) * 3 + ("addc" in op) * 2 + ("lerp" in op)
 
 
+class _Setting(NamedTuple):
+    """A hyper-parameter that differs; a value is None where it is no number, or not there."""
+
+    key: str
+    owner: str
+    a: str | None
+    b: str | None
+
+    def __str__(self) -> str:
+        return f"{self.key} of {self.owner} is {self.a or _UNSET} in A, {self.b or _UNSET} in B"
+
+    @property
+    def change(self) -> str:
+        return f"{self.key} {self.a or _UNSET} -> {self.b or _UNSET}"
+
+
 def _hyper(case: Case) -> list[str]:
-    """Every hyper-parameter that differs, as "lr of AdamW group0 is 0.001 in A, 0.002 in B"."""
-    pairs, (a, b) = case.parting.pairs, case.sides
+    """Every hyper-parameter that differs: "lr of AdamW group0 is 0.001 in A, 0.002 in B"; of one
+    group that has several "AdamW group0: foreach 0 -> not set, fused not set -> 1"."""
+    owners: dict[str, list[_Setting]] = {}
+    for setting in dict.fromkeys(_settings(case)):
+        owners.setdefault(setting.owner, []).append(setting)
     lines = []
-    for row_a, row_b in zip(*case.differing, strict=True):
-        if case.classes[0][row_a] == Class.HYPER:
-            values = a.value(row_a) or "?", b.value(row_b) or "?"
-            lines.append(f"{_key(a, row_a)} is {values[0]} in A, {values[1]} in B")
+    for owner, settings in owners.items():
+        words = [setting.change for setting in settings[:_SHOWN]]
+        more = f" and {len(settings) - _SHOWN} more" if len(settings) > _SHOWN else ""
+        several = f"{owner}: {', '.join(words)}{more}"
+        lines.append(several if len(settings) > 1 else str(settings[0]))
+    return lines
+
+
+def _settings(case: Case) -> list[_Setting]:
+    pairs, (a, b) = case.parting.pairs, case.sides
+    found = [
+        _Setting(*_key(a, row_a), a.value(row_a) or "?", b.value(row_b) or "?")
+        for row_a, row_b in zip(*case.differing, strict=True)
+        if case.classes[0][row_a] == Class.HYPER
+    ]
     for side, rows, only in ((0, a, pairs.only_a), (1, b, pairs.only_b)):
         for row in only[case.classes[side][only] == Class.HYPER].tolist():
             value = rows.value(row) or "?"
-            lines.append(f"{_key(rows, row)} is {value} in {LETTER[side]}, no number in "
-                         f"{LETTER[1 - side]}")  # fmt: skip
-    return list(dict.fromkeys(lines))
+            values = (value, None) if side == 0 else (None, value)
+            found.append(_Setting(*_key(rows, row), *values))
+    return found
 
 
-def _key(rows: Rows, row: int) -> str:
-    key = rows.text("slot", row).removeprefix("args.")
-    return f"{key} of {rows.text('op', row)} {rows.text('module', row)}".rstrip()
+def _key(rows: Rows, row: int) -> tuple[str, str]:
+    """The name of a hyper-parameter, and whose it is."""
+    owner = f"{rows.text('op', row)} {rows.text('module', row)}".rstrip()
+    return rows.text("slot", row).removeprefix("args."), owner
 
 
 def _hyper_row(case: Case) -> tuple[int, int] | None:

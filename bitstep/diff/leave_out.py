@@ -6,6 +6,7 @@
    of no tensors. It was not seen; it is no difference.
 3. Where a life ends or is resumed the program does something else around the step than a run that
    goes on: calls that only one has there are none to report.
+4. Forwards after the last step, without training, are counted as one more step. They are none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bitstep.diff.rows import Ints, Rows
 from bitstep.diff.slots import BOUNDARY, Class, Slots
 
 _SELDOM_SEEDED: Final = ("python", "numpy")
+_OF_STEPS: Final = ("metric.loss", "root.grads", "root.params", "root.optimizer", "root.buffers")
 NO_TENSORS: Final = int.from_bytes(
     hashlib.blake2b(b"bitstep recorder root\n", digest_size=8).digest(), "little"
 )
@@ -59,6 +61,24 @@ def lost_end(pairs: Pairs, a: Rows, b: Rows, slots: Slots) -> tuple[Pairs, bool]
     only = [chosen[~_end_state(rows, chosen, slots)]
             for rows, chosen in ((a, pairs.only_a), (b, pairs.only_b))]  # fmt: skip
     return replace(pairs, differ=differ, only_a=only[0], only_b=only[1]), True
+
+
+def other_work(pairs: Pairs, a: Rows, b: Rows, slots: Slots) -> bool:
+    """Whether only one run trained in what both count as this step: the other ran forwards after
+    its last step, on other data."""
+    if has_trained(a) == has_trained(b):
+        return False
+    classes = slots.classes(a)
+    differ = pairs.a[pairs.differ]
+    row = differ[classes[differ] != Class.ROOT][:1]
+    begins = np.isin(classes[row], (Class.RNG, Class.BATCH))
+    return bool((begins | (a.phase[row] == a.codes.number("data"))).all())
+
+
+def has_trained(rows: Rows) -> bool:
+    """Whether a batch is a step: it holds a loss, or the state that an optimizer left."""
+    numbers = [rows.codes.number(slot) for slot in _OF_STEPS]
+    return bool(np.isin(rows.slot, numbers).any())
 
 
 def without_tails(pairs: Pairs) -> Pairs:

@@ -28,6 +28,8 @@ from bitstep.diff.starts import Changed, compare_start
 _GIVEN: Final = (Class.INPUT, Class.ARGS)
 _PASSING: Final = (Class.INPUT, Class.ARGS, Class.OUTPUT)
 """What is gone when the step is over."""
+_CHAINS: Final = 4
+"""Rows of steps that healed which are remembered, the latest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,9 +58,17 @@ class Parting:
 
     @property
     def first(self) -> int | None:
-        """The first pair that differs; None: rows are only missing or extra."""
+        """The first pair that differs, a tensor rather than the root that is recorded before it;
+        None: rows are only missing or extra."""
         found = np.flatnonzero(self.pairs.differ)
-        return int(found[0]) if len(found) else None
+        if not len(found):
+            return None
+        rows, at = self.rows_a, self.pairs.a[found]
+        if rows.slot[at[0]] != rows.codes.number("root.grads"):
+            return int(found[0])
+        grads = rows.slot[at] == rows.codes.number("grad")
+        grads &= rows.phase[at] == rows.phase[at[0]]
+        return int(found[grads][0]) if grads.any() else int(found[0])
 
 
 @dataclass(eq=False)
@@ -93,16 +103,29 @@ class Course:
     unlike: bool = False
     """Levels differ between the runs somewhere."""
 
-    chain: Parting | None = None
-    """The first of the latest steps in a row that healed."""
-    chain_end: int = -1
+    chains: list[tuple[Parting, Parting]] = field(default_factory=list)
+    """Rows of steps that healed, the first and the last step of each; the latest of them."""
+
+    @property
+    def chain(self) -> Parting | None:
+        """The first of the latest steps in a row that healed."""
+        return self.chains[-1][0] if self.chains else None
 
     def heals(self, parting: Parting) -> None:
         """A step differs without leaving anything that is recorded as state."""
         self.healed = self.healed or parting
-        if self.chain is None or self.chain_end != parting.step - 1:
-            self.chain = parting
-        self.chain_end = parting.step
+        if self.chains and self.chains[-1][1].step == parting.step - 1:
+            self.chains[-1] = (self.chains[-1][0], parting)
+        else:
+            self.chains = [*self.chains[1 - _CHAINS :], (parting, parting)]
+
+    def leads_to(self, parting: Parting) -> Parting | None:
+        """The earliest step that healed from which this difference may have come: its bits were
+        among those that differed there, or it is the step right before."""
+        for first, last in self.chains:
+            if last.step == parting.step - 1 or _same_bits(last, parting):
+                return first
+        return None
 
     def see_level(self, level: int) -> None:
         """One more step was compared, down to this level."""
@@ -143,6 +166,9 @@ def _leg(course: Course, leg: Leg, slots: Slots, thorough: bool) -> None:
             course.see_level(recorded_level(rows_a, slots))
             continue
         pairs = _pair(course, leg, step, rows_a, rows_b, slots)
+        if leave_out.other_work(pairs, rows_a, rows_b, slots):
+            course.steps.discard(step)
+            continue
         if not pairs.equal:
             before = course.equal + _equal_until(pairs)
             parting = Parting(
@@ -150,9 +176,8 @@ def _leg(course: Course, leg: Leg, slots: Slots, thorough: bool) -> None:
                 frozenset(course.unseeded),
             )  # fmt: skip
             if parting.first is not None and not _heals(pairs, rows_a, slots):
-                # What was given in the step before may have come back by another way.
-                follows = course.chain_end == step - 1
-                _keep(course, course.chain if course.chain and follows else parting)
+                # What was given in a step before may have come back by another way.
+                _keep(course, course.leads_to(parting) or parting)
                 return
             if parting.first is not None:
                 course.heals(parting)
@@ -198,6 +223,17 @@ def _heals(pairs: Pairs, a: Rows, slots: Slots) -> bool:
     found = classes[pairs.a[pairs.differ]]
     roots = np.any(classes[pairs.a] == Class.ROOT)
     return bool(roots) and found[0] in _GIVEN and bool(np.isin(found, _PASSING).all())
+
+
+def _same_bits(earlier: Parting, parting: Parting) -> bool:
+    """Whether the first pair that differs is one of those that differed earlier."""
+    first = parting.first
+    if first is None:
+        return False
+    past = earlier.pairs
+    same = earlier.rows_a.digest[past.a] == parting.rows_a.digest[parting.pairs.a[first]]
+    same &= earlier.rows_b.digest[past.b] == parting.rows_b.digest[parting.pairs.b[first]]
+    return bool((same & past.differ).any())
 
 
 def _equal_until(pairs: Pairs) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -79,7 +80,7 @@ def _given(run: Run, member: int, case: Case, side: int) -> list[tuple[int, ...]
     for life in _lives(run, member, case.lives[side]):
         rows = life.rows(member, case.parting.step)
         found = None if rows is None else _inputs(rows, case, side)
-        if found:
+        if found is not None:
             return found
     return None
 
@@ -89,7 +90,8 @@ def _lives(run: Run, member: int, first: Life) -> Sequence[Life]:
     return [life for life in (first, *others) if member in life.index.processes]
 
 
-def _inputs(rows: Rows, case: Case, side: int) -> list[tuple[int, ...]]:
+def _inputs(rows: Rows, case: Case, side: int) -> list[tuple[int, ...]] | None:
+    """What a member gave, which may be nothing: to a broadcast, but for its source."""
     mine, row = case.sides[side], case.row[side]
     op = mine.text("op", row)
     same = rows.module == mine.module[row]
@@ -102,6 +104,8 @@ def _inputs(rows: Rows, case: Case, side: int) -> list[tuple[int, ...]]:
     same &= rows.phase == mine.phase[row]
     if not sends:
         same &= rows.microbatch == mine.microbatch[row]
+    if not same.any():
+        return None
     chosen = np.flatnonzero(same & (case.slots.classes(rows) == Class.INPUT))
     return [(int(rows.slot[r]), int(rows.digest[r]), int(rows.dtype[r]), int(rows.form[r]))
             for r in chosen.tolist()]  # fmt: skip
@@ -145,12 +149,12 @@ def delivered(case: Case, came: Came) -> Finding | None:
 
 
 def _is_repacked(case: Case) -> bool:
-    """Whether the last write to the input matched, and was of another shape: a part of it."""
+    """Whether the last write to the input matched, and was to a part of it."""
     known = [case.producer(side) for side in (0, 1)]
     return all(
         row is not None
         and case.matched(side, row)
-        and case.sides[side].form[row] != case.sides[side].form[case.row[side]]
+        and prod(case.sides[side].shape(row)) < prod(case.sides[side].shape(case.row[side]))
         for side, row in enumerate(known)
     )
 

@@ -56,7 +56,7 @@ def _arrivals(case: Case, side: int) -> list[tuple[int, bool]]:
 def _same_set(a: list[tuple[int, bool]], b: list[tuple[int, bool]]) -> bool:
     """Whether the values are the same and their order is not. A value that was carried may be
     that of a tensor which lay at this address before: it fits any."""
-    if len(a) != len(b) or len(a) < 2:
+    if len(a) != len(b) or len(a) < 3:
         return False
     counts = [Counter(value for value, fresh in values if fresh) for values in (a, b)]
     lacking = [(counts[0] - counts[1]).total(), (counts[1] - counts[0]).total()]

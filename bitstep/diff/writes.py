@@ -32,6 +32,8 @@ _PHASES = {
 
 def written(case: Case) -> Finding | None:
     """An input or a tensor of state differs: by whom was it written last?"""
+    if case.kind is Class.OUTPUT and not case.text("op"):
+        return _handed_on(case)
     if case.kind is not Class.INPUT and case.kind not in BOUNDARY:
         return None
     known = [_producer(case, side) for side in (0, 1)]
@@ -45,6 +47,15 @@ def written(case: Case) -> Finding | None:
     if any(matched):
         return _changed_since(case, known, matched)
     return _no_producer(case)
+
+
+def _handed_on(case: Case) -> Finding | None:
+    """What a module gives back differs though the operation that made it gave equal bits."""
+    made = [case.source(side) for side in (0, 1)]
+    known = [row if row is not None and case.sides[side].text("op", row) else None
+             for side, row in enumerate(made)]  # fmt: skip
+    matched = [row is not None and case.matched(side, row) for side, row in enumerate(known)]
+    return _changed_since(case, known, matched) if any(matched) else None
 
 
 def _producer(case: Case, side: int) -> int | None:
@@ -108,16 +119,20 @@ def _span(case: Case) -> Finding:
     )  # fmt: skip
 
 
-def _unseen(case: Case, after: str, certain: bool = True) -> Finding:
+def _unseen(case: Case, after: str | None, certain: bool = True) -> Finding:
     tensor = case.tensor()
-    what = f"{tensor[0]} ({tensor[1]})" if tensor else f"{case.text('slot')} of {case.text('op')}"
+    owner = case.text("op") or case.text("module")
+    what = f"{tensor[0]} ({tensor[1]})" if tensor else f"{case.text('slot')} of {owner}"
     here = site(case.sides[0], case.row[0])
+    since = (f"It was equal {after}, and differs at {here}." if after else
+             f"It differs at {here}; no recorded operation made it.")  # fmt: skip
+    between = "between the two" if after else "before it"
     return Finding(
         Kind.UNSEEN,
         f"{what} was changed by something that was not recorded",
-        (f"It was equal {after}, and differs at {here}.",
-         "Every recorded operation between the two matches: look for another thread, NumPy, "
-         "a kernel outside of PyTorch, or a fault of the device."),
+        (since,
+         f"Every recorded operation {between} matches: look for another thread, NumPy, a kernel "
+         "outside of PyTorch, or a fault of the device."),
         ("certain that it changed there" if certain else "likely")
         + ": no recorded operation explains it",
     )  # fmt: skip
@@ -128,13 +143,16 @@ def _no_producer(case: Case) -> Finding | None:
     tensor, all_ops = case.tensor(), case.parting.pairs.level == len(LEVELS) - 1
     if tensor is None:
         # Between modules there are operations that only level op records.
-        is_op = bool(case.text("op"))
-        earlier = "in what was recorded before this step"
-        return _unseen(case, earlier, certain=False) if is_op else None
+        return _unseen(case, _known_since(case), certain=False) if case.text("op") else None
     # Without operations a program may have written gradients, and an optimizer what it leaves.
     is_kept = tensor[1] != "grad" and int(case.sides[0].occurrence[case.row[0]]) == 0
     before = _boundary_before(case, tensor) if all_ops or is_kept else None
     return _unseen(case, before, certain=all_ops) if before else None
+
+
+def _known_since(case: Case) -> str | None:
+    return None if case.kept is None else (
+        f"after {site(*case.kept)}, of step {case.parting.step - 1}")  # fmt: skip
 
 
 def _boundary_before(case: Case, tensor: tuple[str, str]) -> str | None:

@@ -13,23 +13,25 @@ goes on (`guarded`).
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitstep.errors import BitstepError
 from bitstep.observe import snapshot
-from bitstep.observe.digests import Digest, Seen, digest_of
+from bitstep.observe.chunks import Chunk
+from bitstep.observe.digests import Digest, digest_of
+from bitstep.observe.host import Host, guarded
 from bitstep.observe.journal import Journal
 from bitstep.observe.metrics import metric_row
 from bitstep.observe.modules import named_tensors
 from bitstep.observe.names import Names
 from bitstep.observe.optimizers import Optimizers
 from bitstep.observe.scope import Scope
+from bitstep.observe.seen import Seen
 from bitstep.observe.staterows import StateRows
 from bitstep.observe.written import Written
 from bitstep.records import Fingerprint, Flag
@@ -38,46 +40,6 @@ from bitstep.trace.columns import Columns
 STEP, PHASE, MODULE, OP = range(4)
 _PATIENCE = 64
 """Backwards without any update, after which every backward counts as a step."""
-
-
-def guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """A hook that cannot fail the program, and whose own work is not recorded."""
-
-    @functools.wraps(method)
-    def call(self: Events, *args: Any, **kwargs: Any) -> None:
-        if self.asleep or not self._scope.is_ours():
-            return
-        self.asleep = True
-        try:
-            method(self, *args, **kwargs)
-        except Exception as error:
-            self.failed(error)
-        finally:
-            self.asleep = self.journal.ceiling < 0
-            if self.asleep:
-                self._columns.clear()
-                self._held.clear()
-
-    return call
-
-
-class Host(Protocol):
-    """The recorder, as events see it."""
-
-    def level_of(self, step: int) -> int:
-        """The level that is asked for."""
-
-    def leveled(self, level: int) -> None:
-        """The level of the step that begins."""
-
-    def opened(self) -> None:
-        """The first training step begins."""
-
-    def backward_ended(self) -> None:
-        """A backward came back."""
-
-    def step_ends(self, step: int) -> None:
-        """The last rows of a step may be written."""
 
 
 class Events:
@@ -110,8 +72,7 @@ class Events:
         self._seen = seen
         self._state = StateRows(columns, scope, names, optimizers)
         self._written = Written(names, self._state.bits)
-        self.chunk: int | None = None
-        """The microbatch of the piece of a pipeline schedule that runs."""
+        self._chunk = Chunk(scope)
         self._host = host
         self._eval = ExitStack()
         self._optimizer = ExitStack()
@@ -129,8 +90,7 @@ class Events:
         """Of roots, since the last backward."""
         self._began = False
         self._evaluated = False
-        self._losses: set[int] = set()
-        """Microbatches of a pipeline schedule whose loss has a row."""
+        self._chunk.new_step()
         self._held: list[object] = []
         """Whose state is still to be read: a training function may return before that."""
 
@@ -186,11 +146,13 @@ class Events:
 
     def _batch(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         rows = []
-        occurrence = self._forwards if self.chunk is None else 0
+        occurrence = self._forwards if self._chunk.number is None else 0
         for name, tensor in tensors:
             if tensor.grad_fn is not None:  # The output of another root.
                 continue
-            if self.chunk is not None and tensor.requires_grad:  # Received from another stage.
+            if (
+                self._chunk.number is not None and tensor.requires_grad
+            ):  # Received from another stage.
                 continue
             found = digest_of(getattr(tensor, "_local_tensor", tensor))
             rows.append(snapshot.Row(name, "batch", found, None))
@@ -211,30 +173,13 @@ class Events:
         finally:
             self.asleep = before
 
-    @contextmanager
-    def in_chunk(self, number: int, pass_: str | None) -> Iterator[None]:
+    def in_chunk(self, number: int, pass_: str | None) -> AbstractContextManager[None]:
         """What runs inside is work on that microbatch, and in backward of that pass."""
-        before, self.chunk = (self.chunk, self._scope.microbatch), number
-        self._scope.set_microbatch(number)
-        try:
-            with self._scope.in_phase("backward", pass_) if pass_ else nullcontext():
-                yield
-        finally:
-            self.chunk = before[0]
-            self._scope.set_microbatch(before[1])
+        return self._chunk.running(number, pass_)
 
     @property
     def _number(self) -> int:
-        return self._backwards if self.chunk is None else self.chunk
-
-    def _is_loss(self, tensor: Tensor) -> bool:
-        """Stages go back from what they sent as well, and zero-bubble ones twice from a loss."""
-        if self.chunk is None:
-            return True
-        if tensor.numel() != 1 or self.chunk in self._losses:
-            return False
-        self._losses.add(self.chunk)
-        return True
+        return self._backwards if self._chunk.number is None else self._chunk.number
 
     # -- what backward, clipping and optimizers report -----------------------------------------
 
@@ -255,7 +200,7 @@ class Events:
         self._scope.set_microbatch(self._number)
         self._scope.set_base("backward")
         for at, tensor in enumerate((of,) if isinstance(of, Tensor) else tuple(of or ())):
-            if isinstance(tensor, Tensor) and self._is_loss(tensor):
+            if isinstance(tensor, Tensor) and self._chunk.counts_loss(tensor):
                 self._row("backward", "", "metric.loss", metric_row(tensor), self._number, at)
 
     @guarded
@@ -263,12 +208,12 @@ class Events:
         """It came back."""
         self._scope.backward_ended()
         self._host.backward_ended()
-        if self.level >= PHASE and self.chunk is None:
+        if self.level >= PHASE and self._chunk.number is None:
             self._state.after_backward(self._backwards)
         if self.level >= OP:
             self.names_of_addresses = self._state.names_of_addresses()
         # A schedule goes back several times for a microbatch, and numbers them itself.
-        self._backwards += self.chunk is None
+        self._backwards += self._chunk.number is None
         self._forwards = 0
         if not self._has_torch_optimizer:
             self._held = [root for _, root in self._names.roots()]
@@ -412,6 +357,15 @@ class Events:
         head = self._scope.head(phase, module, microbatch=microbatch)
         total, dtype, shape, flags = found
         self._columns.add(head, at, slot, total, dtype, shape, flags=flags)
+
+    def is_ours(self) -> bool:
+        """Whether the calling thread is the one that is recorded."""
+        return self._scope.is_ours()
+
+    def drop(self) -> None:
+        """Recording has stopped: keep nothing."""
+        self._columns.clear()
+        self._held.clear()
 
     def failed(self, error: Exception) -> None:
         """A hook of ours failed: record less, and say so."""

@@ -13,8 +13,6 @@ The mode stays out of torch.compile: `ignore_compile_internals` keeps compiled r
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -25,10 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitstep.observe.collectives import Collective, describe, members_text, results_of
 from bitstep.observe.compiled import Region, Regions, Slots
-from bitstep.observe.digests import Seen
+from bitstep.observe.lines import program_line
 from bitstep.observe.pending import Pending
 from bitstep.observe.schemas import Argument, Kind, Plan, digest_of_others, plan_of
 from bitstep.observe.scope import Scope
+from bitstep.observe.seen import Seen
 from bitstep.observe.streams import state_of
 from bitstep.records import Fingerprint, Flag
 from bitstep.trace.columns import Columns
@@ -38,7 +37,6 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _SKIPPED, _SCALAR, _RAISED = int(Flag.SKIPPED), int(Flag.SCALAR), int(Flag.RAISED)
 _COMPILED = int(Flag.COMPILED)
 _DOES_NOT_DISPATCH = torch._C._disabled_torch_dispatch_impl
-_HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -326,20 +324,3 @@ def _flat(result: Any) -> Iterator[Tensor]:
     elif isinstance(result, tuple | list):
         for item in result:
             yield from _flat(item)
-
-
-def program_line() -> str:
-    """FILE:LINE of the program that runs: the innermost frame outside of torch and of us."""
-    frame = sys._getframe(1)
-    torch_folder = os.path.dirname(torch.__file__)
-    best = "?"
-    inner = ""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(torch_folder) and "/utils/data/" in name and not inner:
-            inner = f" in {frame.f_code.co_qualname}"
-        if not name.startswith((torch_folder, _HERE, "<")):
-            best = f"{os.path.basename(name)}:{frame.f_lineno}"
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    return best + inner

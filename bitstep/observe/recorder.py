@@ -26,7 +26,6 @@ from torch import nn
 
 from bitstep.observe import autograd, data, recompute
 from bitstep.observe.control import Control
-from bitstep.observe.digests import Seen
 from bitstep.observe.events import OP, PHASE, Events
 from bitstep.observe.journal import Journal, rank_and_world
 from bitstep.observe.modules import Modules
@@ -36,6 +35,7 @@ from bitstep.observe.optimizers import Optimizers
 from bitstep.observe.options import LEVELS, Level, RecordOptions
 from bitstep.observe.pipelines import Pipelines
 from bitstep.observe.scope import Scope
+from bitstep.observe.seen import Seen
 from bitstep.observe.undo import Undo
 from bitstep.trace.columns import Columns
 

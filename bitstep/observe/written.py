@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bitstep.observe.digests import version_of
 from bitstep.observe.names import Names
+from bitstep.observe.seen import version_of
 
 
 class Written:

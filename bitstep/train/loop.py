@@ -85,8 +85,9 @@ def pretrain(
         if opening.checkpoint is not None:
             omitted = None if fault is None else fault.of("restore-without")
             restore(opening.checkpoint, engine.state, processes, omit=omitted)
-        with TraceWriter(attempt_folder(run, opening.attempt), processes.rank) as trace:
-            end = _steps(engine, trace, run, should_stop, report)
+        attempt = attempt_folder(run, opening.attempt)
+        with TraceWriter(attempt, processes.rank) as trace:
+            end = _steps(engine, trace, attempt, should_stop, report)
         end_attempt(run, opening.attempt, end, processes)
     return end
 
@@ -128,7 +129,7 @@ def _manifest(
 def _steps(
     engine: Engine,
     trace: TraceWriter,
-    run: Path,
+    attempt: Path,
     should_stop: Callable[[], bool],
     report: Callable[[Progress], None],
 ) -> End:
@@ -145,7 +146,7 @@ def _steps(
         trace.write(step_rows(result, engine.layout, evaluation, seq))
         trace.end_step(step, roots["state"])
         stop = engine.processes.any(should_stop())
-        saved = _save(engine, run) if stop or _save_due(engine, step) else None
+        saved = _save(engine, attempt) if stop or _save_due(engine, step) else None
         report(Progress(result, steps, time.monotonic() - began, evaluation, saved))
     return End("finished" if step >= steps else "stopped", step, roots["state"])
 
@@ -155,8 +156,8 @@ def _save_due(engine: Engine, step: int) -> bool:
     return _due(step, every) or (every > 0 and step == engine.recipe.run.steps)
 
 
-def _save(engine: Engine, run: Path) -> Path:
-    settings, folder = engine.recipe.run, checkpoints_folder(run)
+def _save(engine: Engine, attempt: Path) -> Path:
+    settings, folder = engine.recipe.run, checkpoints_folder(attempt.parent)
     step = engine.state.values["step"]["step"]
 
     def reached(position: str) -> None:
@@ -164,7 +165,7 @@ def _save(engine: Engine, run: Path) -> Path:
         if engine.fault is not None and engine.fault.of("pause-at") == position:
             time.sleep(PAUSE)
 
-    path = save(folder, step, engine.state, engine.processes, reached)
+    path = save(folder, step, engine.state, engine.processes, reached, attempt.name)
     alone(
         engine.processes,
         lambda: list(map(str, prune(folder, settings.keep_last, settings.keep_every))),

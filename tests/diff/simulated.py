@@ -60,6 +60,8 @@ class Life:
     noise: int = 0
     """Changes the result of whatever op comes next."""
     writers: dict[str, int] = field(default_factory=dict)
+    grads: dict[str, int] = field(default_factory=dict)
+    """What the optimizer is given."""
 
     def at(self, moment: str) -> None:
         if self.fault:
@@ -196,6 +198,8 @@ class Life:
     def update(self, state: State, grads: dict[str, int]) -> int:
         self.row("optimizer", "args.lr", metric_bits(state.lr, "float64"), "group0", "AdamW",
                  dtype="float64", shape=())  # fmt: skip
+        self.grads = grads
+        self.at("update")
         self.row("optimizer", "root.grads", mix(sorted(grads.items())), dtype="uint64")
         if self.deep("phase"):
             for name in NAMES:
@@ -222,9 +226,12 @@ class Life:
 
 def record(
     folder: Path, steps: int = 6, states: list[State] | None = None, attempt: int = 0,
-    close: bool = True, **options: object,
+    close: bool = True, evaluate: bool = False, **options: object,
 ) -> list[State]:  # fmt: skip
-    """Simulate `steps` steps and write what a recorder would; gives back the end states."""
+    """Simulate `steps` steps and write what a recorder would; gives back the end states.
+
+    With `evaluate` a forward without training follows the last step.
+    """
     life = Life(**options)  # type: ignore[arg-type]
     life.seq = [0] * life.world
     states = states or [first_state() for _ in range(life.world)]
@@ -237,6 +244,7 @@ def record(
         writers[rank].write(mine)
         writers[rank].end_step(life.step, root)
 
+    roots = [0] * life.world
     for life.rank, state in enumerate(states):
         life.python += life.rank
         flush(life.rank, life.start(state))
@@ -247,7 +255,14 @@ def record(
             all_grads.append((life.forward(state)[1], dict(life.writers)))
         reduced = _reduce(life, [grads for grads, _ in all_grads], [w for _, w in all_grads])
         for life.rank, state in enumerate(states):
-            flush(life.rank, life.update(state, reduced[life.rank]))
+            roots[life.rank] = life.update(state, reduced[life.rank])
+            flush(life.rank, roots[life.rank])
+    for life.rank, state in enumerate(states if evaluate else ()):
+        life.begin(steps + 1, "data", state)
+        life.row("data", "batch", 3, dtype="uint64", microbatch=0)
+        life.call("forward", "aten.mm", [("batch", 3)])
+        life.row("optimizer", "root", roots[life.rank], dtype="uint64")
+        flush(life.rank, roots[life.rank])
     for writer in writers:
         if close:
             writer.close()

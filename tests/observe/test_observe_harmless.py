@@ -12,7 +12,7 @@ from torch import nn
 
 from bitstep import observe
 from bitstep.errors import BitstepError
-from bitstep.observe import digests, events, snapshot
+from bitstep.observe import events, seen, snapshot
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -108,13 +108,13 @@ def test_a_hook_of_ours_that_raises_lowers_the_level_and_says_so(tmp_path, monke
     _, expected = steps_of(tmp_path / "bare")
     calls = []
 
-    def sometimes(tensor, digest_of=digests.digest_of):
+    def sometimes(tensor, digest_of=seen.digest_of):
         calls.append(1)
         if len(calls) == 300:
             raise Broken("no\nbits")
         return digest_of(tensor)
 
-    monkeypatch.setattr(digests, "digest_of", sometimes)
+    monkeypatch.setattr(seen, "digest_of", sometimes)
     found, weight = steps_of(tmp_path)
     assert torch.equal(weight, expected)
     assert found.complete
@@ -126,7 +126,7 @@ def test_a_hook_of_ours_that_raises_lowers_the_level_and_says_so(tmp_path, monke
     assert levels[-1] == 2
 
 
-@pytest.mark.parametrize("where", [(events, "metric_row"), (digests, "digest_of")])
+@pytest.mark.parametrize("where", [(events, "metric_row"), (seen, "digest_of")])
 def test_hooks_that_always_raise_end_the_recording_with_one_line(
     tmp_path, monkeypatch, capfd, where
 ):

@@ -16,8 +16,13 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
 
-# Work that computes nothing: a conversion that was none, questions, autograd's own bookkeeping.
-NOTHING = ("aten::to", "aten::detach_", "aten::_has_compatible_shallow_copy_type", "autograd::")
+# What computes nothing: markers, the threads of gloo behind operations that were seen, barriers,
+# conversions that were none, questions, dropout of nothing, autograd's own bookkeeping.
+NOTHING = (
+    "aten::to", "aten::detach_", "aten::_has_compatible_shallow_copy_type", "aten::resolve_",
+    "aten::dropout", "autograd::", "gloo:", "c10d::barrier", "FSDP::", "Optimizer.",
+    "TorchDynamo", "Torch-Compiled",
+)  # fmt: skip
 
 
 def count(events, seen):

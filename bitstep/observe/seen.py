@@ -1,0 +1,164 @@
+"""What was hashed last at an address, and who wrote a storage last: what an input may carry.
+
+1. An input above 8 kB that a recorded op wrote in this step, and nobody since, carries its digest;
+   hashing a smaller one again is cheaper than finding out.
+2. Memory that nobody wrote yet is known as such, until an op writes it.
+3. Addresses are names only as long as nobody frees them: all is forgotten after each step.
+
+>>> seen = Seen(rehash=False)
+>>> seen.wrote(torch.ones(2), seq=7).writer
+7
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitstep.observe.digests import PLAIN, STRIDED, Digest, digest_of
+from bitstep.records import Flag
+
+_SMALL: Final = 8192
+"""Bytes up to which hashing again is cheaper than looking up whether it may be carried."""
+# As plain numbers: an enum's operators cost more than a small tensor's digest.
+_CARRIED, _UNINITIALISED, _PARTLY = (
+    int(Flag.CARRIED), int(Flag.UNINITIALISED), int(Flag.PARTLY)
+)  # fmt: skip
+
+
+class Access(NamedTuple):
+    """A digest, and what is known of the tensor beside its bits."""
+
+    sum: Any
+    dtype: str
+    shape: tuple[int, ...]
+    flags: int
+    version: int
+    writer: int
+    """`seq` of the last recorded write to its storage, or -1."""
+
+
+class _Last(NamedTuple):
+    version: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    base: int
+    writer: int
+    digest: Digest
+
+
+class Seen:
+    """What was hashed last, by address, and what is known of storages. Cleared every step:
+    an address is a name only as long as nobody frees it."""
+
+    def __init__(self, rehash: bool) -> None:
+        self._rehash = rehash
+        self._last: dict[int, _Last] = {}
+        self._writers: dict[int, int] = {}
+        self._blank: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """Forget every address."""
+        self._last.clear()
+        self._writers.clear()
+        self._blank.clear()
+
+    def read(self, tensor: Tensor) -> Access:
+        """The digest of an input, carried if it may be."""
+        if type(tensor) not in PLAIN or tensor.layout is not STRIDED:
+            return Access(*digest_of(tensor), version_of(tensor), -1)
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # Inside of vmap it has no storage.
+            return Access(*digest_of(tensor), -1, -1)
+        version = -1 if tensor.is_inference() else tensor._version
+        offset = int(tensor.storage_offset())
+        base = address - offset * tensor.element_size() if offset else address
+        writer = self._writers.get(base, -1)
+        # Without a recorded writer the memory may be another's by now, filled unseen. Parameters
+        # are read twice a step, and hashed twice.
+        if self._rehash or writer < 0 or tensor.nbytes <= _SMALL or _is_foreign(tensor):
+            total, dtype, shape, flags = digest_of(tensor)
+        else:
+            total, dtype, shape, flags = self._carried(tensor, address, version, base, writer)
+        if base in self._blank:
+            flags |= self._blank[base]
+        return Access(total, dtype, shape, flags, version, writer)
+
+    def _carried(
+        self, tensor: Tensor, address: int, version: int, base: int, writer: int
+    ) -> Digest:
+        last = self._last.get(address)
+        if (
+            last is not None
+            and last.version == version >= 0
+            # Memory that was freed and given out again: other storage, or written since.
+            and last.base == base
+            and last.writer == writer
+            and last.shape == tensor.shape
+            and last.stride == tensor.stride()
+            and last.dtype is tensor.dtype
+        ):
+            return last.digest._replace(flags=last.digest.flags | _CARRIED)
+        digest = digest_of(tensor)
+        self._keep(address, tensor, version, base, writer, digest)
+        return digest
+
+    def wrote(self, tensor: Tensor, seq: int) -> Access:
+        """The digest of what an op just wrote; row `seq` is its writer."""
+        total, dtype, shape, flags = digest = digest_of(tensor)
+        version = version_of(tensor)
+        if type(tensor) in PLAIN and tensor.layout is STRIDED:
+            address = tensor.data_ptr()
+            offset = int(tensor.storage_offset())
+            base = address - offset * tensor.element_size() if offset else address
+            self._writers[base] = seq
+            if tensor.nbytes > _SMALL:
+                self._keep(address, tensor, version, base, seq, digest)
+            if base in self._blank:
+                self._fill(base, tensor)
+        return Access(total, dtype, shape, flags, version, seq)
+
+    def made_blank(self, tensor: Tensor) -> None:
+        """An op gave back memory that nobody wrote."""
+        if type(tensor) in PLAIN and (address := tensor.data_ptr()):
+            self._last.pop(address, None)
+            self._writers.pop(address, None)
+            self._blank[address] = _UNINITIALISED
+
+    def is_blank(self, tensor: Tensor) -> bool:
+        """Whether nobody wrote the memory of a tensor."""
+        if not self._blank or type(tensor) not in PLAIN or tensor.layout is not STRIDED:
+            return False
+        base = tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
+        return self._blank.get(base) == _UNINITIALISED
+
+    def _keep(
+        self, address: int, tensor: Tensor, version: int, base: int, writer: int, digest: Digest
+    ) -> None:
+        self._last[address] = _Last(
+            version, tuple(tensor.shape), tensor.stride(), tensor.dtype, base, writer, digest
+        )
+
+    def _fill(self, base: int, tensor: Tensor) -> None:
+        if tensor.nbytes >= tensor.untyped_storage().nbytes():
+            del self._blank[base]
+        else:
+            self._blank[base] = _PARTLY
+
+
+def _is_foreign(tensor: Tensor) -> bool:
+    """Memory that torch did not allocate, NumPy's for one: it comes and goes unseen, also where a
+    tensor was a moment ago."""
+    return not tensor.untyped_storage().resizable()
+
+
+def version_of(tensor: Tensor) -> int:
+    """The version counter, or -1 for a tensor that has none."""
+    try:
+        return tensor._version
+    except RuntimeError:  # An inference tensor.
+        return -1
