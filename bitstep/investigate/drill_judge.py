@@ -151,7 +151,7 @@ def judge(
         return Judged("missed", said)
     expected = _expected(receipt, flip, lines)
     for cause in difference.causes:
-        how = _named(cause, flip, receipt, expected)
+        how = _named(cause, flip, receipt, expected, lines)
         if how is not None:
             return Judged("exact", how)
     return Judged("unnamed", _instead(difference.causes[0], receipt, expected, lines))
@@ -169,7 +169,7 @@ def _expected(receipt: Mapping[str, Any], flip: Flip, lines: Lines) -> CallKey |
 
 
 def _named(
-    cause: Cause, flip: Flip, receipt: Mapping[str, Any], expected: CallKey | None
+    cause: Cause, flip: Flip, receipt: Mapping[str, Any], expected: CallKey | None, lines: Lines
 ) -> str | None:
     """How a cause names the fault, or None."""
     where = cause.where
@@ -179,19 +179,27 @@ def _named(
         return f"{cause.kind.value} at the call"
     if flip.kind == "stray" and _is_tensor(where, flip.tensor):
         return f"{cause.kind.value} of the tensor"
+    is_record = cause.kind is Kind.UNSEEN and not where.op
+    if is_record and _is_in_interval(cause, receipt, expected, lines):
+        # Another record of the same memory, a module's output for one, came before the call.
+        return f"{cause.kind.value} between the fault and the call that takes it"
     return None
+
+
+def _is_in_interval(
+    cause: Cause, receipt: Mapping[str, Any], expected: CallKey | None, lines: Lines
+) -> bool:
+    site, bits = receipt["site"], cause.a or cause.b
+    if bits is None or cause.where.rank != site["rank"]:
+        return False
+    return lines.is_between(site["rank"], site, bits.seq, expected)
 
 
 def _instead(
     first: Cause, receipt: Mapping[str, Any], expected: CallKey | None, lines: Lines
 ) -> str:
     said = f"named: {first.kind.value} at step {first.where.step}: {first.title}"
-    site, bits = receipt["site"], first.a or first.b
-    if (
-        bits is not None
-        and first.where.rank == site["rank"]
-        and lines.is_between(site["rank"], site, bits.seq, expected)
-    ):
+    if _is_in_interval(first, receipt, expected, lines):
         taker = "the first call that takes the byte" if expected else "the end: no call takes it"
         return f"{said}; that is after the fault, and before {taker}"
     return f"{said}; expected {_shown(expected)}"

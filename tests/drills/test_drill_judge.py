@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from row_compare import difference_of
 
@@ -107,3 +109,14 @@ def test_a_fault_without_an_effect_is_null(receipt, effect, why):
 
 def test_an_effect_that_no_record_shows_is_missed():
     assert judged(FLIP, FIRED, EFFECT) == ("missed", "the same")
+
+
+def test_another_record_of_the_memory_between_the_fault_and_its_reader_names_it():
+    receipt = {**FIRED, "site": {**SITE, "call": 1}, "consumer": {**SITE, "call": 4}}
+    call = cause(Kind.UNSEEN, "aten.add.x", 0, "in.0")
+    record = replace(call, where=replace(call.where, op="", slot="out.0"))
+    outcome, why = judged(STRAY, receipt, EFFECT, record)
+    assert (outcome, why) == (
+        "exact",
+        "unseen write between the fault and the call that takes it",
+    )

@@ -23,7 +23,7 @@ EXPECTED = {
     "moe_expert_bias_not_in_state_dict": ("initial state", "step 20", "MoE.expert_bias"),
     "optimizer_state_follows_set_order": ("initial state", "step 8", "on other parameters"),
     "recompute_draws_new_dropout": ("recompute", "step 1", "new random numbers"),
-    "rounded_log_hides_fused_optimizer": ("configuration", "step 1", "fused of AdamW"),
+    "rounded_log_hides_fused_optimizer": ("configuration", "step 1", "fused not set -> 1"),
     "sum_in_arrival_order": ("order", "added in another order", "aten.add_"),
     "thread_count": ("origin", "settings.threads.torch is 1 in A, 2 in B", "step 1"),
     "others/replicas": ("unseen write", "step 5, rank 0", "Sequential.0.bias"),
@@ -33,7 +33,7 @@ EXPECTED = {
     "others/balancing": ("initial state", "step 5", "Softened.temperature"),
     "others/by_name": ("initial state", "step 4", "on other parameters"),
     "others/saving_memory": ("recompute", "step 1", "new random numbers"),
-    "others/other_kernel": ("configuration", "step 1", "fused of Adam"),
+    "others/other_kernel": ("configuration", "step 1", "fused of Adam group0"),
     "others/as_they_come": ("order", "added in another order", "aten.add_"),
     "others/cores": ("origin", "settings.threads.torch is 1 in A, 2 in B", "step 1"),
 }
