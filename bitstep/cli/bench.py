@@ -132,10 +132,9 @@ def _record_line(row: RecordRow) -> str:
     if row.target is not None:
         line += f"  target {row.target}"
     if row.rows:
-        line += (
-            f"  a step: {row.rows:.0f} rows, {row.hashed / 1e6:.1f} MB hashed, "
-            f"{row.written / 1e3:.0f} kB written"
-        )
+        # Rows of level step are roots, which do not say what was hashed for them.
+        hashed = f"{row.hashed / 1e6:.1f} MB hashed, " if row.arm != "step" else ""
+        line += f"  a step: {row.rows:.0f} rows, {hashed}{row.written / 1e3:.0f} kB written"
     return line
 
 

@@ -73,8 +73,8 @@ class _Group(NamedTuple):
 def pair(a: Rows, b: Rows, slots: Slots) -> Pairs:
     """The rows of a step of two runs, paired and compared."""
     both = recorded_level(a, slots), recorded_level(b, slots)
-    level = min(both)
-    rows_a, rows_b = (_compared(rows, slots, level) for rows in (a, b))
+    level, unlike = min(both), both[0] != both[1]
+    rows_a, rows_b = (_compared(rows, slots, level, unlike) for rows in (a, b))
     scopes = reordered = 0
     at_a, at_b = rows_a, rows_b
     differ, alike = None, _same_sites(a, rows_a, b, rows_b)
@@ -86,15 +86,17 @@ def pair(a: Rows, b: Rows, slots: Slots) -> Pairs:
         differ = _unequal(a, at_a, b, at_b)
     only_a, only_b = (_NONE, _NONE) if alike and not scopes and len(at_a) == len(rows_a) else (
         np.setdiff1d(rows_a, at_a), np.setdiff1d(rows_b, at_b))  # fmt: skip
-    return Pairs(at_a, at_b, differ, only_a, only_b, scopes, level, both[0] != both[1],
-                 reordered)  # fmt: skip
+    return Pairs(at_a, at_b, differ, only_a, only_b, scopes, level, unlike, reordered)
 
 
-def _compared(rows: Rows, slots: Slots, level: int) -> Ints:
+def _compared(rows: Rows, slots: Slots, level: int, unlike: bool) -> Ints:
     classes = slots.classes(rows)
     keep = classes >= Class.RNG
     if level < 3:
         keep &= levels(rows, slots, classes) <= level
+    if unlike:  # Gradients of modules have rows at level module alone: deeper, operations do.
+        used = np.unique(rows.slot).tolist()
+        keep &= ~np.isin(rows.slot, [n for n in used if rows.codes.words[n].startswith("grad_")])
     return np.flatnonzero(keep)
 
 

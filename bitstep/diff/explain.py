@@ -226,10 +226,10 @@ def _restart_where(parting: Parting, slot: str, name: str) -> Where:
 def _pairing(parting: Parting) -> str:
     if parting.restart:
         return "by name: the start of the attempt against the end of the step"
-    if not parting.pairs.scopes:
-        return "by place: both runs recorded the same sites in the same order"
     only = len(parting.pairs.only_a), len(parting.pairs.only_b)
     more = f": {only[0]} records only in A, {only[1]} only in B" if any(only) else ""
+    if not parting.pairs.scopes:
+        return "by place" + (more or ": both runs recorded the same sites in the same order")
     return f"by place, and in {parting.pairs.scopes} scopes whose calls differ by alignment{more}"
 
 

@@ -45,8 +45,27 @@ def written(case: Case) -> Finding | None:
         side = alone.index(True)
         return _extra_writer(case, side, known[side])
     if any(matched):
-        return _changed_since(case, known, matched)
+        return _other_call(case) or _changed_since(case, known, matched)
     return _no_producer(case)
+
+
+def _other_call(case: Case) -> Finding | None:
+    """What was read is, in both runs, what its writer wrote: they read results of other calls."""
+    made = case.producer(0), case.producer(1)
+    if made[0] is None or made[1] is None or int(case.partner[0][made[0]]) == made[1]:
+        return None
+    rows = case.sides
+    if any(rows[s].digest[made[s]] != rows[s].digest[case.row[s]] for s in (0, 1)):
+        return None
+    return Finding(
+        Kind.ORDER,
+        f"{site(rows[0], case.row[0])} reads the results of other calls",
+        (f"{case.text('slot')} is what {site(rows[0], made[0])} made in A, and "
+         f"{site(rows[1], made[1])} in B: calls of other contents.",
+         "The same calls ran in another order: a set, a dictionary, threads?"),
+        "certain that it reads another call's result; likely that only their order differs",
+        hint="run them in a fixed order: sort what is iterated",
+    )  # fmt: skip
 
 
 def _handed_on(case: Case) -> Finding | None:

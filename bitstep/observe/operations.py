@@ -25,7 +25,7 @@ from bitstep.observe.collectives import Collective, describe, members_text, resu
 from bitstep.observe.compiled import Region, Regions, Slots
 from bitstep.observe.lines import program_line
 from bitstep.observe.pending import Pending
-from bitstep.observe.schemas import Argument, Kind, Plan, digest_of_others, plan_of
+from bitstep.observe.schemas import Argument, Kind, Plan, digest_of_others, plan_of, value_of
 from bitstep.observe.scope import Scope
 from bitstep.observe.seen import Seen
 from bitstep.observe.streams import state_of
@@ -176,7 +176,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             shape = tuple(result.shape)
             self._columns.add(head, occurrence, "out.0", 0, "", shape, flags=_SKIPPED)
         else:
-            self._arguments(head, occurrence, plan.writes, args, kwargs, self._write)
+            if plan.when is None or value_of(plan.when, args, kwargs):
+                self._arguments(head, occurrence, plan.writes, args, kwargs, self._write)
             if type(result) is Tensor:
                 if plan.news:
                     self._write(head, occurrence, "out.0", result)

@@ -63,6 +63,8 @@ class Plan(NamedTuple):
     """Positions of the results that are no argument given back."""
     results: int
     """How many there are."""
+    when: Argument | None
+    """It writes only where this argument is true."""
     draws: bool
     """It takes numbers from a generator."""
     collective: bool
@@ -81,6 +83,12 @@ _ALIASES: Final = frozenset(
 _PARTS: Final = {"fsdp::all_gather_copy_in": (("all_gather_inputs",), (0,))}
 """Operations that write a part of a buffer and give it back whole, the rest not yet written: what
 they read, and which results are theirs. FSDP2 gathers into the rest."""
+_UNSAID: Final = dict.fromkeys((
+    "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm",
+    "aten::batch_norm_update_stats", "aten::batch_norm_gather_stats",
+    "aten::batch_norm_gather_stats_with_counts",
+), ("running_mean", "running_var"))  # fmt: skip
+"""What operations write in training though their schema does not say so."""
 _SILENT_NAMES: Final = frozenset(("is_pinned", "_has_compatible_shallow_copy_type", "sym_size"))
 _SILENT_SPACES: Final = frozenset(("profiler", "prim", "prims", "debugprims", "inductor"))
 COLLECTIVE_SPACES: Final = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
@@ -99,7 +107,7 @@ def plan_of(func: Any) -> Plan:
 def _make(func: Any) -> Plan:
     schema = getattr(func, "_schema", None)
     if schema is None:  # A higher-order operator: what it runs is seen by itself.
-        return Plan(str(func), Kind.SILENT, (), (), (), (), 0, False, False)
+        return Plan(str(func), Kind.SILENT, (), (), (), (), 0, None, False, False)
     space, base = schema.name.split("::")
     overload = schema.overload_name
     name = f"{space}.{base}" + (f".{overload}" if overload else "")
@@ -108,6 +116,11 @@ def _make(func: Any) -> Plan:
     writes = _slots(
         "mutated", (where for where, tensor, written in arguments if tensor and written)
     )
+    when = None
+    if schema.name in _UNSAID:
+        names = _UNSAID[schema.name]
+        writes = _slots("mutated", (a for a, _, _ in arguments if a.name in names))
+        when = next((a for a, _, _ in arguments if a.name == "training"), None)
     reads = _slots("in", (a for a, tensor, _ in arguments if tensor and a.name not in whole))
     others = tuple(where for where, tensor, _ in arguments if not tensor)
     news = tuple(at for at, result in enumerate(schema.returns) if result.alias_info is None)
@@ -117,7 +130,8 @@ def _make(func: Any) -> Plan:
     draws = torch.Tag.nondeterministic_seeded in func.tags
     kind = _kind(space, base, func, bool(writes))
     collective = space in COLLECTIVE_SPACES
-    return Plan(name, kind, reads, writes, others, news, len(schema.returns), draws, collective)
+    results = len(schema.returns)
+    return Plan(name, kind, reads, writes, others, news, results, when, draws, collective)
 
 
 def _slots(what: str, arguments: Iterable[Argument]) -> tuple[Argument, ...]:

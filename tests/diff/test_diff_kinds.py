@@ -108,6 +108,16 @@ def test_equal_runs_of_different_levels_are_the_same(runs: tuple[Path, Path]) ->
     assert compared(runs).outcome is Outcome.SAME
 
 
+def test_gradients_of_modules_are_left_out_at_another_level(runs: tuple[Path, Path]) -> None:
+    def add(life: Life) -> None:
+        if life.level == "module":
+            life.row("backward", "grad_out.0", 5, "Net.0", microbatch=0)
+
+    for run, level in zip(runs, ("op", "module"), strict=True):
+        record(run, level=level, fault=at(2, "backward", add))
+    assert compared(runs).outcome is Outcome.SAME
+
+
 def test_another_seed_is_another_initial_state(runs: tuple[Path, Path]) -> None:
     record(runs[0], states=[first_state(1)])
     record(runs[1], states=[first_state(2)])
@@ -286,6 +296,21 @@ def test_the_same_values_added_in_another_order(runs: tuple[Path, Path]) -> None
     cause = one_cause(runs)
     assert (cause.kind, cause.where.op, cause.where.occurrence) == (Kind.ORDER, "aten.add_", 1)
     assert cause.title == "the same 4 values are added in another order by aten.add_"
+
+
+def test_results_of_other_calls_are_no_unseen_write(runs: tuple[Path, Path]) -> None:
+    for run, order in zip(runs, ((1, 2, 3, 4), (2, 1, 3, 4)), strict=True):
+
+        def add(life: Life, order: tuple[int, ...] = order) -> None:
+            for at, value in enumerate(order):
+                norm = life.call("forward", "aten.norm", [("", value)])
+                if not at:
+                    life.call("forward", "aten.mul", [("aten.norm", norm)])
+
+        record(run, fault=at(3, "loss", add))
+    cause = one_cause(runs)
+    assert (cause.kind, cause.where.op) == (Kind.ORDER, "aten.mul")
+    assert cause.title == "aten.mul #0, phase forward reads the results of other calls"
 
 
 def test_another_value_is_no_other_order(runs: tuple[Path, Path]) -> None:

@@ -519,3 +519,15 @@ def test_numpy_scalars_and_views_of_arrays_are_harmless(tmp_path):
     array = np.ones(3, np.float32)
     found = ops_of(tmp_path, lambda: torch.from_numpy(array) * np.float64(2))
     assert "aten.mul.Tensor" in found.ops(step=1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_writes_its_statistics_in_training_alone(tmp_path, training):
+    layer = nn.BatchNorm1d(3).train(training)
+    found = ops_of(tmp_path, lambda: layer(torch.arange(12.0).reshape(4, 3)))
+    rows = slots(found, "aten.native_batch_norm")
+    assert {slot for slot in rows if slot.startswith("mutated")} == (
+        {"mutated.0", "mutated.1"} if training else set()
+    )
+    if training:
+        assert rows["mutated.0"].digest == fingerprint(layer.running_mean).sum
