@@ -26,7 +26,7 @@ from bitstep.observe.scope import Scope
 from bitstep.observe.snapshot import Item, Row
 from bitstep.observe.streams import random_states
 from bitstep.records import Fingerprint
-from bitstep.trace.columns import Columns
+from bitstep.trace.columns import Columns, unicode
 from bitstep.trace.schema import metric_bits
 
 
@@ -90,7 +90,7 @@ class StateRows:
             inner = getattr(tensor, "_local_tensor", tensor)
             if inner.layout is torch.strided and not is_wrapped(inner) and inner.numel():
                 short = slot.removeprefix("state.")
-                found[inner.data_ptr()] = name if short == "param" else f"{name}:{short}"
+                found[inner.data_ptr()] = unicode(name if short == "param" else f"{name}:{short}")
         return found
 
     def add(self, phase: str, module: str, slot: str, found: Fingerprint) -> None:

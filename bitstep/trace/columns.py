@@ -62,7 +62,8 @@ class Columns:
         number = self._numbers.get(head)
         if number is None:
             number = self._numbers[head] = len(self._heads)
-            self._heads.append(head)
+            # A program may name a parameter as it likes; a file holds Unicode.
+            self._heads.append((rank, phase, pass_, microbatch, unicode(module), unicode(op)))
         return number
 
     def add(
@@ -126,6 +127,15 @@ class Columns:
             else np.array(field, np.int64)[position]
             for name, field in zip(_HEAD_FIELDS, fields, strict=True)
         }
+
+
+def unicode(text: str) -> str:
+    r"""The text as a file can hold it: a lone surrogate becomes its escape.
+
+    >>> unicode("\ud800.weight") == "\\ud800.weight"
+    True
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _column(field: Any, values: Any, words: Words) -> Any:

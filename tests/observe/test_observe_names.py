@@ -316,3 +316,11 @@ def test_the_moments_that_a_resumed_program_loads_are_in_its_start_record(tmp_pa
     found = recorded(tmp_path / "run", program, "phase")
     assert len(names_of(found, step=0, slot="state.exp_avg")) == 4
     assert found.one(step=0, slot="root.optimizer") != found.one(step=1, slot="root.optimizer")
+
+
+def test_a_name_that_is_no_unicode_is_recorded_by_its_escapes(tmp_path):
+    model = small()
+    model.register_parameter("\ud800", nn.Parameter(torch.ones(2)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = recorded(tmp_path / "run", lambda recorder: train(model, optimizer))
+    assert "Sequential.\\ud800" in {row.site.module for row in found.of(slot="param")}
