@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import subprocess
@@ -253,7 +254,9 @@ def test_ctrl_c_ends_following_with_what_is_known(tmp_path):
         for rank in (0, 1):
             live.step(rank, step)
     command = [sys.executable, "-m", "bitstep", "check", str(tmp_path), "--follow"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # A shell's background jobs ignore SIGINT, and the tests may be one.
+    heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heeded)
     assert process.stdout.readline().startswith("replicas: ")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
