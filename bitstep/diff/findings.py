@@ -171,7 +171,7 @@ def configuration(case: Case) -> Finding | None:
         return Finding(
             Kind.CONFIGURATION,
             first,
-            (*(f"Also: {line}." for line in lines[1:_SHOWN]), *_operations(case)),
+            (*(f"Also: {line}." for line in lines[1:_SHOWN]), *_before(case), *_operations(case)),
             "certain that the setting differs, and nothing differs before it",
             _hyper_row(case),
         )
@@ -183,6 +183,15 @@ def configuration(case: Case) -> Finding | None:
             "certain: all inputs recorded before it are equal",
         )
     return None
+
+
+def _before(case: Case) -> list[str]:
+    """That the setting differed earlier, and the bits did not: how soon two kernels round
+    differently depends on the machine."""
+    extra = case.parting.extra
+    if extra is None or not set(_settings(case)) & set(_settings(Case(extra, case.slots, None))):
+        return []
+    return [f"It differs from step {extra.step} on, the bits of the state from here."]
 
 
 def _operations(case: Case) -> list[str]:

@@ -51,6 +51,8 @@ class Parting:
     """Of a resumed life: what it began with that the other run did not have there."""
     restarted: str = ""
     """a or b: whose life it is that was resumed."""
+    extra: Parting | None = None
+    """The first step before it at which one run has records that the other lacks."""
 
     @property
     def order(self) -> tuple[int, bool]:
@@ -173,7 +175,7 @@ def _leg(course: Course, leg: Leg, slots: Slots, thorough: bool) -> None:
             before = course.equal + _equal_until(pairs)
             parting = Parting(
                 process, step, leg.a, leg.b, rows_a, rows_b, pairs, before,
-                frozenset(course.unseeded),
+                frozenset(course.unseeded), extra=course.extra,
             )  # fmt: skip
             if parting.first is not None and not _heals(pairs, rows_a, slots):
                 # What was given in a step before may have come back by another way.

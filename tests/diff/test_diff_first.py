@@ -159,6 +159,20 @@ def test_all_settings_of_a_group_that_differ_are_named_at_once(runs: tuple[Path,
     assert cause.title == "AdamW group0: foreach 0 -> not set, fused not set -> 1"
 
 
+def test_a_setting_that_changes_no_bit_at_first_is_dated_from_where_it_differs(
+    runs: tuple[Path, Path],
+) -> None:
+    def fault(life: Life, rank: int, step: int, moment: str, run: int) -> None:
+        if moment == "update":
+            life.fused = bool(run) and step >= 3
+            slot = "args.fused" if run else "args.foreach"
+            life.row("optimizer", slot, run, "group0", "AdamW", dtype="int64", shape=())
+
+    cause = one_cause(compared(runs, fault))
+    assert (cause.kind, cause.where.step) == (Kind.CONFIGURATION, 3)
+    assert cause.because[0] == "It differs from step 1 on, the bits of the state from here."
+
+
 def add_in_order(life: Life, order: tuple[int, ...], phase: str) -> int:
     total = 0
     for value in order:
