@@ -58,6 +58,10 @@ class Recorder:
         self.is_off = self.trace is not None
         self.trace = None
 
+    def engine(self):
+        from bitstep.observe.undo import Undo
+        return types.SimpleNamespace(undo=Undo(), gap=note)
+
     def close(self):
         if self.trace is not None:
             self.trace.close()

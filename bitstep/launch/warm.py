@@ -175,7 +175,7 @@ def _become(order: dict[str, Any]) -> None:
 
 def _run(words: list[str]) -> int:
     from bitstep import faults
-    from bitstep.observe.attach import attach_here
+    from bitstep.adapters import attach_here
 
     sys.argv = words
     sys.path[0] = str(Path(words[0]).resolve().parent)

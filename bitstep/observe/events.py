@@ -70,8 +70,8 @@ class Events:
         self._names = names
         self._optimizers = optimizers
         self._seen = seen
-        self._state = StateRows(columns, scope, names, optimizers)
-        self._written = Written(names, self._state.bits)
+        self.state = StateRows(columns, scope, snapshot.Program(names, optimizers))
+        self._written = Written(names, self.state.bits)
         self._chunk = Chunk(scope)
         self._host = host
         self._eval = ExitStack()
@@ -184,8 +184,10 @@ class Events:
     # -- what backward, clipping and optimizers report -----------------------------------------
 
     @guarded
-    def new_work(self) -> None:
-        """Work on a batch begins."""
+    def new_work(self, training: bool = False) -> None:
+        """Work on a batch begins; an engine may know that it is training."""
+        if training and self.step == 0:
+            self._begin_first()
         self._turn_if_due()
 
     @guarded
@@ -209,9 +211,9 @@ class Events:
         self._scope.backward_ended()
         self._host.backward_ended()
         if self.level >= PHASE and self._chunk.number is None:
-            self._state.after_backward(self._backwards)
+            self.state.after_backward(self._backwards)
         if self.level >= OP:
-            self.names_of_addresses = self._state.names_of_addresses()
+            self.names_of_addresses = self.state.names_of_addresses()
         # A schedule goes back several times for a microbatch, and numbers them itself.
         self._backwards += self._chunk.number is None
         self._forwards = 0
@@ -228,8 +230,8 @@ class Events:
         self._has_torch_optimizer = True
         self._optimizer.enter_context(self._scope.in_phase("optimizer"))
         if not self._turned:
-            self._state.before_optimizer(self.level >= PHASE)
-        self._state.settings(optimizer)
+            self.state.before_optimizer(self.level >= PHASE)
+        self.state.settings(optimizer)
 
     @guarded
     def optimizer_ended(self, optimizer: Any) -> None:
@@ -245,10 +247,21 @@ class Events:
         self._scope.set_base("optimizer")
 
     @guarded
-    def metric(self, name: str, value: Any, phase: str) -> None:
+    def within(self, phase: str, op: str, items: Iterable[snapshot.Item]) -> None:
+        """What an engine's adapter reads from level `phase` on: state after its function `op`."""
+        if self.level >= PHASE and self.step > 0:
+            self.state.within(phase, op, items, self._chunk_number)
+
+    @property
+    def _chunk_number(self) -> int:
+        return -1 if self._chunk.number is None else self._chunk.number
+
+    @guarded
+    def metric(self, name: str, value: Any, phase: str, module: str = "") -> None:
         """A value that the program computed."""
         try:
-            self._row(phase, "", f"metric.{name}", metric_row(value))
+            row = metric_row(value)
+            self._row(phase, module, f"metric.{name}", row, self._chunk_number)
         except BitstepError as error:
             self.journal.gap(f"metric {name}: {error}")
 
@@ -307,20 +320,20 @@ class Events:
     def _begin_first(self, first: int = 1) -> None:
         """The first training step begins: open the files, and write what came before it."""
         self._host.opened()
-        root = self._state.start(self.level >= PHASE)
-        self._state.random("start")
+        root = self.state.start(self.level >= PHASE)
+        self.state.random("start")
         self._close_batch(root, "start")
         self._next(first)
 
     def _begin_forward(self) -> None:
         if not self._began:
             self._began = True
-            self._state.random("data")
+            self.state.random("data")
 
     def _end_step(self, following: int | None = None) -> None:
         if not self._has_torch_optimizer:
-            self._state.before_optimizer(False)
-        root = self._state.at_end(self.level >= PHASE)
+            self.state.before_optimizer(False)
+        root = self.state.at_end(self.level >= PHASE)
         self._close_batch(root, "optimizer")
         self._next(self.step + 1 if following is None else following)
 
@@ -329,7 +342,7 @@ class Events:
         self._host.step_ends(self.step)
         for reason in self.journal.gaps():
             self._columns.add(head(phase, "", reason), 0, "gap", 0, "", (), flags=Flag.GAP)
-        self._state.add(phase, "", "root", Fingerprint(root, "uint64", ()))
+        self.state.add(phase, "", "root", Fingerprint(root, "uint64", ()))
         self.journal.end_step(self.step, root, self.level)
         self._root_before = root
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -85,6 +85,13 @@ class Names:
             module = max(around, key=lambda holder: sum(1 for _ in holder.modules()))
             seen.add(id(module))
         return module
+
+    def adopt(self, name: str, root: nn.Module, paths: Iterable[tuple[nn.Module, str]]) -> None:
+        """A root that an engine's adapter names, with every module in it."""
+        if self.path(root) is None:
+            self._roots.append((name, weakref.ref(root)))
+            for module, path in paths:
+                self._name(module, path, tensors=True)
 
     def stage(self, module: nn.Module, index: int) -> None:
         """A module is stage number `index` of a pipeline: "chunk1:Net", wherever it runs."""
@@ -196,10 +203,10 @@ def nested(name: str, value: Any, depth: int = 0) -> Iterator[Named]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside of DDP and torch.compile."""
+    """The module inside of DDP, of torch.compile and of Megatron's wrapper for 16 bits."""
     while True:
         inner = module.__dict__.get("_modules", {})
-        if type(module).__name__ in ("DistributedDataParallel", "DataParallel"):
+        if type(module).__name__ in ("DistributedDataParallel", "DataParallel", "Float16Module"):
             module = inner["module"]
         elif type(module).__name__ == "OptimizedModule":
             module = inner["_orig_mod"]

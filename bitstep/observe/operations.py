@@ -156,7 +156,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if plan.kind is Kind.COPY and self._seen.is_blank(_source(args)):
             return None
         if plan.kind is not Kind.VIEW:
-            self._arguments(head, occurrence, plan.reads, args, kwargs, self._read)
+            blind = plan.beta is not None and value_of(plan.beta, args, kwargs) == 0
+            reads = plan.reads[1:] if blind else plan.reads
+            self._arguments(head, occurrence, reads, args, kwargs, self._read)
         return head, occurrence
 
     @harmless

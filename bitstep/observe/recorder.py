@@ -26,6 +26,7 @@ from torch import nn
 
 from bitstep.observe import autograd, data, recompute
 from bitstep.observe.control import Control
+from bitstep.observe.engine import Engine
 from bitstep.observe.events import OP, PHASE, Events
 from bitstep.observe.journal import Journal, rank_and_world
 from bitstep.observe.modules import Modules
@@ -139,6 +140,10 @@ class Recorder:
     def metric(self, name: str, value: Any) -> None:
         """A value of this step, kept by its bits: a number or a tensor."""
         self._events.metric(name, value, self._scope.phase)
+
+    def engine(self) -> Engine:
+        """What the adapter of an engine may use."""
+        return Engine(self._events, self._scope, self._names, self._undo, self._journal.gap)
 
     # -- what events ask -----------------------------------------------------------------------
 

@@ -65,6 +65,9 @@ class Plan(NamedTuple):
     """How many there are."""
     when: Argument | None
     """It writes only where this argument is true."""
+    beta: Argument | None
+    """Where this argument is 0, what stands first among `reads` does not matter: Megatron gives
+    `baddbmm` memory that nobody wrote."""
     draws: bool
     """It takes numbers from a generator."""
     collective: bool
@@ -107,7 +110,7 @@ def plan_of(func: Any) -> Plan:
 def _make(func: Any) -> Plan:
     schema = getattr(func, "_schema", None)
     if schema is None:  # A higher-order operator: what it runs is seen by itself.
-        return Plan(str(func), Kind.SILENT, (), (), (), (), 0, None, False, False)
+        return Plan(str(func), Kind.SILENT, (), (), (), (), 0, None, None, False, False)
     space, base = schema.name.split("::")
     overload = schema.overload_name
     name = f"{space}.{base}" + (f".{overload}" if overload else "")
@@ -123,6 +126,9 @@ def _make(func: Any) -> Plan:
         when = next((a for a, _, _ in arguments if a.name == "training"), None)
     reads = _slots("in", (a for a, tensor, _ in arguments if tensor and a.name not in whole))
     others = tuple(where for where, tensor, _ in arguments if not tensor)
+    # Those of alpha times a product: softplus has a beta, too.
+    scaled = {"alpha", "beta"} <= {where.name for where in others}
+    beta = next((where for where in others if scaled and where.name == "beta"), None)
     news = tuple(at for at, result in enumerate(schema.returns) if result.alias_info is None)
     if schema.name in _PARTS:
         read, news = _PARTS[schema.name]
@@ -131,7 +137,7 @@ def _make(func: Any) -> Plan:
     kind = _kind(space, base, func, bool(writes))
     collective = space in COLLECTIVE_SPACES
     results = len(schema.returns)
-    return Plan(name, kind, reads, writes, others, news, results, when, draws, collective)
+    return Plan(name, kind, reads, writes, others, news, results, when, beta, draws, collective)
 
 
 def _slots(what: str, arguments: Iterable[Argument]) -> tuple[Argument, ...]:

@@ -1,8 +1,10 @@
 """The training state of this process, tensor by tensor: parameters, gradients, moments, buffers.
 
-1. `parameters`, `gradients`, `moments`, `buffers` yield named tensors as they are right now.
-2. A DTensor yields its local part and where that part lies in the logical tensor.
-3. `read` digests them; `root` makes one number of many.
+1. A `Source` yields named tensors as they are right now; `Program` is that of any torch program.
+2. A DTensor yields its local part and where that part lies in the logical tensor. An engine that
+   cuts its tensors itself has a source of its own, which says where each piece lies.
+3. `read` digests them; `root_of` makes one number of many, `logical_of` one that adds up over the
+   processes, whatever the cut.
 
 The optimizers' state goes by parameter name, never by list position.
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,10 +25,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bitstep.errors import FingerprintError
 from bitstep.fingerprint import part
+from bitstep.fingerprint.logical import contribution
 from bitstep.observe.digests import Digest, digests_of
 from bitstep.observe.names import Names, nested
 from bitstep.observe.optimizers import Optimizers
-from bitstep.records import Box, Flag, Place
+from bitstep.observe.streams import random_states
+from bitstep.records import Box, Fingerprint, Flag, Place
 
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 
@@ -37,6 +41,10 @@ class Item(NamedTuple):
     name: str
     slot: str
     tensor: Tensor
+    place: Place | None = None
+    """Where it lies in the logical tensor; None: it says so itself, or is all of it."""
+    main: bool = False
+    """Whether this process counts it, of all copies, for the logical root."""
 
 
 class Row(NamedTuple):
@@ -46,53 +54,78 @@ class Row(NamedTuple):
     slot: str
     digest: Digest
     place: Place | None
+    main: bool = False
 
 
-def parameters(names: Names) -> Iterator[Item]:
-    """Every parameter of every root, sharded or not."""
-    return (Item(name, "param", tensor) for name, tensor in names.parameters())
+class Source(Protocol):
+    """Where the training state of a program is found."""
+
+    def parameters(self) -> Iterator[Item]:
+        """Every parameter that this process holds, or part of one."""
+
+    def gradients(self) -> Iterator[Item]:
+        """The gradient of each, where it has one."""
+
+    def moments(self) -> Iterator[Item]:
+        """What the optimizers keep for parameters."""
+
+    def buffers(self) -> Iterator[Item]:
+        """Tensors that are neither."""
+
+    def generators(self) -> dict[str, Fingerprint]:
+        """The state of every random stream of this process."""
 
 
-def buffers(names: Names) -> Iterator[Item]:
-    """Every buffer, then every tensor that hangs on a module as a plain attribute."""
-    for name, tensor in names.buffers():
-        yield Item(name, "buffer", tensor)
-    for name, tensor in names.attributes():
-        yield Item(name, "attr", tensor)
+class Program:
+    """The state of a program as torch shows it: what hangs on modules and optimizers."""
 
+    def __init__(self, names: Names, optimizers: Optimizers) -> None:
+        self._names = names
+        self._optimizers = optimizers
 
-def gradients(items: Iterable[Item]) -> Iterator[Item]:
-    """The gradient of every one of these parameters that has one."""
-    for item in items:
-        gradient = item.tensor.grad
-        if gradient is not None:
-            yield Item(item.name, "grad", gradient)
+    def parameters(self) -> Iterator[Item]:
+        """Every parameter of every root, sharded or not, then those that no root has."""
+        known = set()
+        for name, tensor in self._names.parameters():
+            known.add(id(tensor))
+            yield Item(name, "param", tensor)
+        for name, tensor, _ in self._optimized():
+            if id(tensor) not in known:
+                yield Item(name, "param", tensor)
 
+    def gradients(self) -> Iterator[Item]:
+        """The gradient of every parameter that has one."""
+        for item in self.parameters():
+            gradient = item.tensor.grad
+            if gradient is not None:
+                yield Item(item.name, "grad", gradient)
 
-def moments(optimizers: Optimizers, names: Names) -> Iterator[Item]:
-    """Every tensor that an optimizer keeps for a parameter."""
-    known = {id(item.tensor): item.name for item in parameters(names)}
-    for which, optimizer in optimizers.numbered():
-        for at, parameter in enumerate(_in_groups(optimizer)):
-            name = known.get(id(parameter), f"optimizer{which}.{at}")
+    def moments(self) -> Iterator[Item]:
+        """Every tensor that an optimizer keeps for a parameter."""
+        known = {id(tensor): name for name, tensor in self._names.parameters()}
+        for name, parameter, optimizer in self._optimized():
             state = optimizer.state.get(parameter, {}) if hasattr(optimizer, "state") else {}
             for key, value in state.items():
                 for slot, tensor in nested(f"state.{key}", value):
-                    yield Item(name, slot, tensor)
+                    yield Item(known.get(id(parameter), name), slot, tensor)
 
+    def buffers(self) -> Iterator[Item]:
+        """Every buffer, then every tensor that hangs on a module as a plain attribute."""
+        for name, tensor in self._names.buffers():
+            yield Item(name, "buffer", tensor)
+        for name, tensor in self._names.attributes():
+            yield Item(name, "attr", tensor)
 
-def strays(optimizers: Optimizers, names: Names) -> Iterator[Item]:
-    """Parameters that an optimizer updates and no root has."""
-    known = {id(item.tensor) for item in parameters(names)}
-    for which, optimizer in optimizers.numbered():
-        for at, parameter in enumerate(_in_groups(optimizer)):
-            if id(parameter) not in known:
-                yield Item(f"optimizer{which}.{at}", "param", parameter)
+    def generators(self) -> dict[str, Fingerprint]:
+        """Every process-wide generator."""
+        return random_states()
 
-
-def _in_groups(optimizer: Any) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from (p for p in group["params"] if isinstance(p, Tensor))
+    def _optimized(self) -> Iterator[tuple[str, Tensor, Any]]:
+        """Name by number, parameter and optimizer, in the order of their groups."""
+        for which, optimizer in self._optimizers.numbered():
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
+            for at, parameter in enumerate(p for p in parameters if isinstance(p, Tensor)):
+                yield f"optimizer{which}.{at}", parameter, optimizer
 
 
 def local(tensor: Tensor) -> tuple[Tensor, Place | None]:
@@ -115,17 +148,17 @@ def local(tensor: Tensor) -> tuple[Tensor, Place | None]:
 def read(items: Iterable[Item]) -> list[Row]:
     """The digests of tensors, now."""
     named = list(items)
-    parts = [local(item.tensor) for item in named]
-    whole = digests_of([tensor for tensor, _ in parts])
+    parts = [(i.tensor, i.place) if i.place is not None else local(i.tensor) for i in named]
+    whole = iter(digests_of([tensor for tensor, place in parts if place is None]))
     return [
-        Row(name, slot, digest if place is None else _part(tensor, place, digest), place)
-        for (name, slot, _), (tensor, place), digest in zip(named, parts, whole, strict=True)
+        Row(name, slot, next(whole) if place is None else _part(tensor, place), place, main)
+        for (name, slot, _, _, main), (tensor, place) in zip(named, parts, strict=True)
     ]
 
 
-def _part(tensor: Tensor, place: Place, plain: Digest) -> Digest:
+def _part(tensor: Tensor, place: Place) -> Digest:
     """The digest of a part: its bits in their place in the logical tensor."""
-    dtype = plain.dtype.partition("[")[0]
+    dtype = str(tensor.dtype).removeprefix("torch.")
     try:
         with _disable_current_modes(), torch.no_grad():
             return Digest(part(tensor.detach(), place).sum, dtype, place.shape)
@@ -142,6 +175,18 @@ def root_of(rows: Iterable[Row]) -> int:
     table = np.array(sorted(pairs), np.uint64).tobytes()
     raw = hashlib.blake2b(b"bitstep recorder root\n" + table, digest_size=8).digest()
     return int.from_bytes(raw, "little")
+
+
+def logical_of(rows: Iterable[Row]) -> int:
+    """What this process adds to the logical root of a stream: the pieces that it counts."""
+    return (
+        sum(
+            contribution(row.name, row.slot, row.digest.dtype, row.digest.shape, row.digest.sum)
+            for row in rows
+            if row.main
+        )
+        % 2**64
+    )
 
 
 def _head(row: Row) -> int:

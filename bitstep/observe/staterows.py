@@ -1,17 +1,18 @@
 """Rows of the training state: one root per stream at every level, one row per tensor from `phase`.
 
     start       the state before the first step of an attempt
+    reduce ...  what an engine's adapter reads within a step; `op` says after what
     backward    gradients after each backward
     optimizer   occurrence 0: what the first optimizer of a step finds
                 occurrence 1: what the step leaves behind
 
->>> StateRows(columns, scope, names, optimizers).at_end(each=True)  # doctest: +SKIP
+>>> StateRows(columns, scope, Program(names, optimizers)).at_end(each=True)  # doctest: +SKIP
 1361443046217353453
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,11 +21,8 @@ import torch
 from bitstep.observe import snapshot
 from bitstep.observe.digests import is_wrapped
 from bitstep.observe.journal import resolve
-from bitstep.observe.names import Names
-from bitstep.observe.optimizers import Optimizers
 from bitstep.observe.scope import Scope
-from bitstep.observe.snapshot import Item, Row
-from bitstep.observe.streams import random_states
+from bitstep.observe.snapshot import Item, Row, Source
 from bitstep.records import Fingerprint
 from bitstep.trace.columns import Columns, unicode
 from bitstep.trace.schema import metric_bits
@@ -33,17 +31,14 @@ from bitstep.trace.schema import metric_bits
 class StateRows:
     """Reads the state of the program and writes rows of it."""
 
-    def __init__(
-        self, columns: Columns, scope: Scope, names: Names, optimizers: Optimizers
-    ) -> None:
+    def __init__(self, columns: Columns, scope: Scope, source: Source) -> None:
+        self.source = source
         self._columns = columns
         self._scope = scope
-        self._names = names
-        self._optimizers = optimizers
 
     def random(self, phase: str) -> None:
         """The state of every process-wide generator."""
-        for stream, found in random_states().items():
+        for stream, found in self.source.generators().items():
             self.add(phase, stream, "rng", found)
 
     def start(self, each: bool) -> int:
@@ -56,21 +51,24 @@ class StateRows:
 
     def before_optimizer(self, each: bool) -> None:
         """Gradients and, with `each`, everything that the optimizer reads."""
-        rows = self._read(snapshot.gradients(self._parameters()))
+        rows = self._read(self.source.gradients())
         self._root("optimizer", "grads", rows)
         if each:
             self._rows("optimizer", 0, rows)
-            self._rows("optimizer", 0, self._read(self._parameters()))
-            self._rows("optimizer", 0, self._read(self._moments()))
+            self._rows("optimizer", 0, self._read(self.source.parameters()))
+            self._rows("optimizer", 0, self._read(self.source.moments()))
 
     def after_backward(self, microbatch: int) -> None:
         """The gradient of each parameter."""
-        rows = self._read(snapshot.gradients(self._parameters()))
-        self._rows("backward", 0, rows, microbatch)
+        self._rows("backward", 0, self._read(self.source.gradients()), microbatch)
+
+    def within(self, phase: str, op: str, items: Iterable[Item], microbatch: int) -> None:
+        """A row for each of these tensors, as they are after `op` of an engine."""
+        self._rows(phase, 0, self._read(items), microbatch, op)
 
     def bits(self) -> int:
         """One number for the bits of all parameters."""
-        return snapshot.root_of(self._read(self._parameters()))
+        return snapshot.root_of(self._read(self.source.parameters()))
 
     def settings(self, optimizer: Any) -> None:
         """Every hyper-parameter of an optimizer that is a number, by its bits."""
@@ -84,9 +82,10 @@ class StateRows:
 
     def names_of_addresses(self) -> dict[int, str]:
         """Address -> name and slot of every parameter, gradient and moment, as they are now."""
-        items = chain(self._parameters(), snapshot.gradients(self._parameters()), self._moments())
+        source = self.source
         found = {}
-        for name, slot, tensor in items:
+        items = chain(source.parameters(), source.gradients(), source.moments())
+        for name, slot, tensor, _, _ in items:
             inner = getattr(tensor, "_local_tensor", tensor)
             if inner.layout is torch.strided and not is_wrapped(inner) and inner.numel():
                 short = slot.removeprefix("state.")
@@ -98,18 +97,11 @@ class StateRows:
         head = self._scope.head(phase, module)
         self._columns.add(head, 0, slot, found.sum, found.dtype, found.shape)
 
-    def _parameters(self) -> Iterator[Item]:
-        yield from snapshot.parameters(self._names)
-        yield from snapshot.strays(self._optimizers, self._names)
-
-    def _moments(self) -> Iterator[Item]:
-        return snapshot.moments(self._optimizers, self._names)
-
     def _state(self, phase: str, occurrence: int, each: bool) -> int:
         streams = {
-            "params": self._read(self._parameters()),
-            "optimizer": self._read(self._moments()),
-            "buffers": self._read(snapshot.buffers(self._names)),
+            "params": self._read(self.source.parameters()),
+            "optimizer": self._read(self.source.moments()),
+            "buffers": self._read(self.source.buffers()),
         }
         if each:
             for rows in streams.values():
@@ -129,13 +121,17 @@ class StateRows:
             ]
         return rows
 
-    def _root(self, phase: str, stream: str, rows: Iterable[Row]) -> None:
-        found = Fingerprint(snapshot.root_of(rows), "uint64", ())
-        self.add(phase, "", f"root.{stream}", found)
+    def _root(self, phase: str, stream: str, rows: Sequence[Row]) -> None:
+        self.add(phase, "", f"root.{stream}", Fingerprint(snapshot.root_of(rows), "uint64", ()))
+        if any(row.main for row in rows):
+            logical = Fingerprint(snapshot.logical_of(rows), "uint64", ())
+            self.add(phase, "", f"root.logical.{stream}", logical)
 
-    def _rows(self, phase: str, occurrence: int, rows: Iterable[Row], microbatch: int = -1) -> None:
-        for name, slot, digest, place in rows:
-            head = self._scope.head(phase, name, microbatch=microbatch)
+    def _rows(
+        self, phase: str, occurrence: int, rows: Iterable[Row], microbatch: int = -1, op: str = ""
+    ) -> None:
+        for name, slot, digest, place, _ in rows:
+            head = self._scope.head(phase, name, op, microbatch)
             total, dtype, shape, flags = digest
             self._columns.add(head, occurrence, slot, total, dtype, shape, place, flags=flags)
 

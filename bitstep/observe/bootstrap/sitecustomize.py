@@ -3,7 +3,7 @@
 1. A finder waits for `import torch`; a Python that never imports torch pays for this file alone.
 2. The sitecustomize that this one hides runs as it would have, and takes its place. This folder
    leaves `sys.path`; the processes that are started get it from PYTHONPATH again.
-3. Once torch is imported whole, `bitstep.observe.attach` attaches. What goes wrong is one line on
+3. Once torch is imported whole, `bitstep.adapters` attaches. What goes wrong is one line on
    stderr, and the program goes on.
 
 It runs in every Python that the program starts, whichever that is: hence old syntax, and nothing is
@@ -66,7 +66,7 @@ def attach() -> None:
         if sys.version_info < OLDEST:
             raise RuntimeError(f"Python {sys.version_info[0]}.{sys.version_info[1]} is too old")
         find_bitstep()
-        from bitstep.observe.attach import attach_here
+        from bitstep.adapters import attach_here
     except Exception as error:
         complain(error)
     else:
