@@ -22,11 +22,18 @@ from bitstep.contract.manifest import Difference as KeyDifference
 from bitstep.contract.manifest import compare, read_manifest
 from bitstep.diff import shown
 from bitstep.diff.advice import hints
-from bitstep.diff.coverage import covered, notes, other_layouts, why_unverified
-from bitstep.diff.difference import Cause, Difference
+from bitstep.diff.coverage import (
+    covered,
+    missing_ranks,
+    notes,
+    other_layouts,
+    why_unverified,
+)
+from bitstep.diff.difference import Cause, Covered, Difference, Placed
 from bitstep.diff.explain import explain
 from bitstep.diff.load import Run, load_run
 from bitstep.diff.localise import Course, follow
+from bitstep.diff.logical import compare_logical, layouts_of
 from bitstep.diff.place import place
 from bitstep.diff.rows import Codes
 from bitstep.diff.slots import Slots
@@ -58,6 +65,8 @@ def compare_runs(a: Path, b: Path, *, all_ranks: bool = False, strict: bool = Fa
     runs = load_run(a, "a", codes), load_run(b, "b", codes)
     manifest, silent = _manifests(a, b)
     placed = place(*runs)
+    if layouts := layouts_of(*runs):
+        return _logical(a, b, runs, layouts, manifest, placed, silent)
     assumed = any(not one.known for one in placed)
     common = sorted(runs[0].processes & runs[1].processes) if not other_layouts(*runs) else []
     thorough = strict or _size(runs) <= THOROUGH
@@ -82,6 +91,32 @@ def compare_runs(a: Path, b: Path, *, all_ranks: bool = False, strict: bool = Fa
         tuple(line for run in runs for line in run.all_damage()),
         reasons if outcome is Outcome.UNVERIFIED else (),
         hints(causes, courses, reasons, manifest, placed),
+    )  # fmt: skip
+
+
+def _logical(
+    a: Path, b: Path, runs: tuple[Run, Run], layouts: tuple[str, str],
+    manifest: tuple[KeyDifference, ...], placed: tuple[Placed, ...], silent: Sequence[str],
+) -> Difference:  # fmt: skip
+    """Two runs in different layouts, compared by their logical states."""
+    parted = compare_logical(*runs, layouts)
+    damage = tuple(line for run in runs for line in run.all_damage())
+    missing = tuple(missing_ranks(*runs, same_layout=False))
+    reasons = [f"not all of it can be read: {line}" for line in damage[:1]] + list(missing)
+    if not parted.equal and not parted.causes:
+        reasons.append("nothing to pair: the runs have no logical roots of a step in common")
+    outcome = Outcome.DIFFERENT if parted.causes and not missing else (
+        Outcome.UNVERIFIED if reasons else Outcome.SAME)  # fmt: skip
+    causes = parted.causes if outcome is Outcome.DIFFERENT else ()
+    title = _title(outcome, causes, ())
+    if outcome is Outcome.SAME:
+        title = f"the same: {parted.equal} logical roots are equal, in two layouts"
+    steps = (parted.steps[0], parted.steps[-1]) if parted.steps else None
+    ranks = tuple(sorted(runs[0].processes | runs[1].processes))
+    return Difference(
+        outcome, title, str(a), str(b), manifest, placed, causes, (), (), None,
+        Covered(ranks, steps, parted.equal, "step"), tuple(silent), damage,
+        tuple(reasons) if outcome is Outcome.UNVERIFIED else (), (),
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def why_unverified(
     if damage := [line for run in (a, b) for line in _serious(run)]:
         reasons.append(f"not all of it can be read: {damage[0]}"
                        + (f"; and {len(damage) - 1} more" if len(damage) > 1 else ""))  # fmt: skip
-    reasons += list(_missing_ranks(a, b))
+    reasons += list(missing_ranks(a, b))
     reasons += [f"attempt {one.attempt} of {one.run.upper()} could not be placed on the steps"
                 for one in placed if not one.known]  # fmt: skip
     if tail := _tail(courses, a, b):
@@ -61,7 +61,7 @@ def why_unverified(
 
 def notes(courses: Sequence[Course], a: Run, b: Run, thorough: bool) -> list[str]:
     """What was not observed or not compared, one line each."""
-    found = [*_missing_ranks(a, b), *_gaps(a, b), *_counts(a, b), *_evaluated(courses, a, b)]
+    found = [*missing_ranks(a, b), *_gaps(a, b), *_counts(a, b), *_evaluated(courses, a, b)]
     if tail := _tail(courses, a, b):
         found.append(tail)
     if any(course.unlike for course in courses):
@@ -103,13 +103,14 @@ def _serious(run: Run) -> list[str]:
     return [line for line in run.all_damage() if line not in harmless]
 
 
-def _missing_ranks(a: Run, b: Run) -> Iterator[str]:
+def missing_ranks(a: Run, b: Run, *, same_layout: bool = True) -> Iterator[str]:
+    """Ranks that recorded nothing, or, where both runs have the same layout, in one run only."""
     for run in (a, b):
         world = max((_world(life) for life in run.lives), default=0)
         missing = sorted(set(range(world)) - run.processes)
         if missing:
             yield f"{run.name.upper()} ran on {world} ranks, {_ranks(missing)} recorded nothing"
-    for run, other in ((a, b), (b, a)):
+    for run, other in ((a, b), (b, a)) if same_layout else ():
         if only := sorted(run.processes - other.processes):
             yield f"only {run.name.upper()} recorded {_ranks(only)}"
 

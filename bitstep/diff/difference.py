@@ -32,6 +32,8 @@ class Kind(enum.StrEnum):
     UNSEEN = "unseen write"
     ORIGIN = "origin"
     MISSING = "missing or extra record"
+    LOGICAL = "logical state"
+    """Of runs in different layouts, whose rows cannot be paired."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Class(enum.IntEnum):
     COUNT = 3
     GAP = 4
     WORLD = 5
+    LAYOUT = 6
     RNG = 10
     ARGS = 11
     INPUT = 12
@@ -54,6 +55,7 @@ _EXACT: Final = {
     "level": Class.LEVEL,
     "gap": Class.GAP,
     "world": Class.WORLD,
+    "layout": Class.LAYOUT,
     "rng": Class.RNG,
     "args": Class.ARGS,
     "batch": Class.BATCH,

@@ -5,6 +5,7 @@
    tensor that it is a view of: same bytes, no copy. Its dtype says so: "float32[1,0]".
 3. Any other layout goes through `fingerprint`, with every mode off, so that nobody records us.
 4. On an accelerator the sum stays there as a tensor; the journal reads all of them once a step.
+5. A quantized tensor has no bits of its own: SKIPPED. `quantized_parts` says what it is made of.
 
 >>> digest_of(torch.ones(3, 2).t()) == digest_of(torch.ones(3, 2))._replace(dtype="float32[1,0]")
 True
@@ -12,6 +13,8 @@ True
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -25,6 +28,7 @@ from bitstep.errors import FingerprintError
 from bitstep.fingerprint import cpu, fallback, fingerprint
 from bitstep.fingerprint.definition import SIZES
 from bitstep.fingerprint.places import whole
+from bitstep.fingerprint.quantized import QuantizedPart, parts_of
 from bitstep.records import Flag
 
 _NAMES: Final = {getattr(torch, name): name for name in SIZES if hasattr(torch, name)}
@@ -147,6 +151,30 @@ def _slow(tensor: Tensor) -> Digest:
             # copy. The row is SKIPPED, names it, and is counted.
             return Digest(0, f"{_dtype(tensor)}: {type(error).__name__}", shape, _SKIPPED)
     return Digest(found.sum, found.dtype, found.shape)
+
+
+def quantized_parts(tensor: Tensor) -> tuple[QuantizedPart, ...]:
+    """The parts of a quantized tensor; none of any other. Modes are off: views and copies are
+    ours."""
+    if type(tensor) in PLAIN:
+        return ()
+    with _disable_current_modes(), torch.no_grad():
+        return parts_of(tensor) or ()
+
+
+def digest_of_part(part: QuantizedPart) -> Digest:
+    """The digest of a part. The dtype of meta is its text; of a part that is missing, the reason."""
+    if part.tensor is not None:
+        return digest_of(part.tensor)
+    if not part.is_text:
+        return Digest(0, part.text, (), _SKIPPED)
+    return Digest(_sum_of_text(part.text, part.shape), part.text, part.shape)
+
+
+@functools.lru_cache(1024)
+def _sum_of_text(text: str, shape: tuple[int, ...]) -> int:
+    raw = hashlib.blake2b(f"{text} {shape}".encode(), digest_size=8).digest()
+    return int.from_bytes(raw, "little")
 
 
 def _is_on_accelerator(tensor: Tensor) -> bool:

@@ -62,6 +62,9 @@ class Events:
         self.step = 0
         self.manual = False
         """The program says itself where steps begin."""
+        self.layout = ""
+        """Of an engine that cuts tensors: "tp 2, pp 1 ..."; runs in two layouts are compared by
+        their logical states."""
         self.names_of_addresses: dict[int, str] = {}
         """Address -> "Net.0.weight:grad", from backward to the end of the step: what the list
         arguments of clipping and of the optimizer hold."""
@@ -320,6 +323,9 @@ class Events:
     def _begin_first(self, first: int = 1) -> None:
         """The first training step begins: open the files, and write what came before it."""
         self._host.opened()
+        if self.layout:
+            head = self._scope.head("start", "", self.layout)
+            self._columns.add(head, 0, "layout", 0, "", ())
         root = self.state.start(self.level >= PHASE)
         self.state.random("start")
         self._close_batch(root, "start")

@@ -27,7 +27,7 @@ from bitstep.observe.lines import program_line
 from bitstep.observe.pending import Pending
 from bitstep.observe.schemas import Argument, Kind, Plan, digest_of_others, plan_of, value_of
 from bitstep.observe.scope import Scope
-from bitstep.observe.seen import Seen
+from bitstep.observe.seen import Access, Seen
 from bitstep.observe.streams import state_of
 from bitstep.records import Fingerprint, Flag
 from bitstep.trace.columns import Columns
@@ -85,6 +85,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.regions = Regions(self._region_begins, self._region_ends, scope.is_ours)
         self.count = 0
         self.skipped = 0
+        self._passed: Any = None
+        """An op on a quantized tensor that was recorded: its class is asked next."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -105,7 +107,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if types and any(kind not in _PLAIN for kind in types):
             # What a DTensor is made of comes back here; a fake tensor computes nothing.
-            return func(*args, **kwargs) if _is_fake(types) else NotImplemented
+            return func(*args, **kwargs) if _is_fake(types) else self._subclass(func, args, kwargs)
         if torch._C._len_torch_dispatch_stack() and _fake_mode() is not None:
             return func(*args, **kwargs)
         plan = plan_of(func)
@@ -118,6 +120,24 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.active or self.pending.objects:
             return func(*args, **kwargs)
         return self._record(func, plan, args, kwargs)
+
+    def _subclass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """An op on a subclass is passed on; one on quantized tensors is recorded as well, around
+        the ops that its class makes of it."""
+        passed, self._passed = self._passed, None
+        if passed is func or not self.active or self.pending.objects:
+            return NotImplemented
+        kind = _quantized_kind(_flat([*args, *kwargs.values()]))
+        plan = plan_of(func)
+        if kind is None or plan.kind is Kind.SILENT or plan.collective:
+            return NotImplemented
+
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            self._passed = func
+            with self:
+                return func(*args, **kwargs)
+
+        return self._record(inside, plan._replace(name=f"{plan.name}[{kind}]"), args, kwargs)
 
     def _record(self, func: Any, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.count += 1
@@ -212,13 +232,15 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _element(self, slot: str, place: int, tensor: Tensor) -> str:
         """The slot of an element of a list: by name where it is known, never by position then."""
         names = self._hooks.names_of_addresses
-        name = names.get(tensor.data_ptr()) if names else None
+        name = names.get(tensor.data_ptr()) if names and type(tensor) in _PLAIN else None
         return f"{slot}[{place if name is None else name}]"
 
     def _read(self, head: int, occurrence: int, slot: str, tensor: Tensor, also: int = 0) -> None:
         total, dtype, shape, flags, version, writer = self._seen.read(tensor)
         flags |= also
         if flags & _SKIPPED:
+            if parts := self._seen.read_parts(tensor):
+                return self._parts(head, occurrence, slot, parts, also)
             self.skipped += 1
         self._columns.add(head, occurrence, slot, total, dtype, shape, None, version, writer, flags)
 
@@ -227,8 +249,22 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         total, dtype, shape, flags, version, _ = self._seen.wrote(tensor, columns.next_seq)
         flags |= also
         if flags & _SKIPPED:
+            if parts := self._seen.wrote_parts(tensor, columns.next_seq):
+                parts = [(name, access._replace(writer=-1)) for name, access in parts]
+                return self._parts(head, occurrence, slot, parts, also)
             self.skipped += 1
         columns.add(head, occurrence, slot, total, dtype, shape, None, version, -1, flags)
+
+    def _parts(
+        self, head: int, occurrence: int, slot: str, parts: list[tuple[str, Access]], also: int
+    ) -> None:
+        """A row for each part of a quantized tensor, under one slot."""
+        for name, (total, dtype, shape, flags, version, writer) in parts:
+            self.skipped += dtype == UNKNOWN
+            flags |= also
+            self._columns.add(
+                head, occurrence, slot, total, dtype, shape, None, version, writer, flags, name
+            )
 
     def _collective(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Inputs before the launch; outputs where they are waited for."""
@@ -304,6 +340,13 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _source(args: Sequence[Any]) -> Any:
     """What a copy reads: `clone(self)`, `_to_copy(self)`, `copy_(self, src)`."""
     return args[1] if len(args) > 1 and isinstance(args[1], Tensor) else args[0]
+
+
+def _quantized_kind(tensors: Iterator[Tensor]) -> str | None:
+    """The class of the first tensor that is no plain one, where all of those are quantized."""
+    kinds = [type(tensor) for tensor in tensors if type(tensor) not in _PLAIN
+             and (is_quantized(tensor) or kinds_found.append(tensor))]
+    return None
 
 
 def _is_fake(types: Any) -> bool:

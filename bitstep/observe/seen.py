@@ -17,7 +17,15 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from bitstep.observe.digests import PLAIN, STRIDED, Digest, digest_of
+from bitstep.observe.digests import (
+    PLAIN,
+    STRIDED,
+    Digest,
+    digest_of,
+    digest_of_part,
+    quantized_parts,
+)
+from bitstep.fingerprint.quantized import QuantizedPart
 from bitstep.records import Flag
 
 _SMALL: Final = 8192
@@ -122,6 +130,20 @@ class Seen:
                 self._fill(base, tensor)
         return Access(total, dtype, shape, flags, version, seq)
 
+    def read_parts(self, tensor: Tensor) -> list[tuple[str, Access]]:
+        """The parts of an input that is quantized, by name; none of any other."""
+        return [
+            (part.name, _missing(part) if part.tensor is None else self.read(part.tensor))
+            for part in quantized_parts(tensor)
+        ]
+
+    def wrote_parts(self, tensor: Tensor, seq: int) -> list[tuple[str, Access]]:
+        """The parts of what an op just wrote; their rows follow each other from `seq` on."""
+        return [
+            (part.name, _missing(part) if part.tensor is None else self.wrote(part.tensor, at))
+            for at, part in enumerate(quantized_parts(tensor), seq)
+        ]
+
     def made_blank(self, tensor: Tensor) -> None:
         """An op gave back memory that nobody wrote."""
         if type(tensor) in PLAIN and (address := tensor.data_ptr()):
@@ -148,6 +170,10 @@ class Seen:
             del self._blank[base]
         else:
             self._blank[base] = _PARTLY
+
+
+def _missing(part: QuantizedPart) -> Access:
+    return Access(*digest_of_part(part), -1, -1)
 
 
 def _is_foreign(tensor: Tensor) -> bool:

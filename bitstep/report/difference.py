@@ -20,6 +20,7 @@ from bitstep.contract.classes import MUST
 from bitstep.contract.manifest import Difference as KeyDifference
 from bitstep.diff.difference import Bits, Cause, Difference, Received, Shown, Where
 from bitstep.errors import printable
+from bitstep.records import WHOLE_RUN
 
 FORMAT: Final = 1
 """Version of the JSON."""
@@ -48,7 +49,7 @@ def _head(difference: Difference) -> Iterator[str]:
     rank = ""
     if difference.causes:
         ranks = difference.causes[0].ranks
-        rank = f", rank{'s' if len(ranks) > 1 else ''} {_numbers(ranks)}"
+        rank = f", rank{'s' if len(ranks) > 1 else ''} {_numbers(ranks)}" if ranks else ""
     yield _cut(difference.title + rank)
     if difference.causes:
         first = difference.causes[0]
@@ -95,7 +96,8 @@ def _covered(difference: Difference) -> str:
 
 def where_words(where: Where) -> str:
     """ "step 7, rank 0, phase data, op aten.random_ #0, slot rng"."""
-    words = [f"step {where.step}", f"rank {where.rank}", f"phase {where.phase}"]
+    rank = "all ranks" if where.rank == WHOLE_RUN else f"rank {where.rank}"
+    words = [f"step {where.step}", rank, f"phase {where.phase}"]
     words += [f"pass {where.pass_}"] if where.pass_ != "primary" else []
     words += [f"microbatch {where.microbatch}"] if where.microbatch >= 0 else []
     words += [f"module {where.module}"] if where.module else []

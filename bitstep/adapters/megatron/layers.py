@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -56,3 +56,22 @@ def first_expert(count: int) -> int:
     """The global number of the first of `count` experts that this process has."""
     state: Any = sys.modules["megatron.core.parallel_state"]
     return int(state.get_expert_model_parallel_rank()) * count
+
+
+_SIZES: Final = {
+    "tp": "get_tensor_model_parallel_world_size",
+    "pp": "get_pipeline_model_parallel_world_size",
+    "cp": "get_context_parallel_world_size",
+    "dp": "get_data_parallel_world_size",
+    "ep": "get_expert_model_parallel_world_size",
+    "etp": "get_expert_tensor_parallel_world_size",
+}
+
+
+def layout(chunks: int, optimizer: Any) -> str:
+    """How tensors are cut: "tp 2, pp 1, cp 1, dp 2, ep 1, etp 2, chunks 1, distributed"."""
+    state: Any = sys.modules["megatron.core.parallel_state"]
+    sizes = [f"{name} {getattr(state, ask)()}" for name, ask in _SIZES.items()]
+    leaves = getattr(optimizer, "chained_optimizers", [optimizer])
+    cut = any(hasattr(leaf, "model_param_gbuf_map") for leaf in leaves)
+    return ", ".join([*sizes, f"chunks {chunks}", *(["distributed"] if cut else [])])

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from bitstep.adapters.megatron.layers import chunk_name, paths
+from bitstep.adapters.megatron.layers import chunk_name, layout, paths
 from bitstep.adapters.megatron.places import Piece, Places
 from bitstep.fingerprint import fingerprint
 from bitstep.observe.engine import Engine
@@ -41,6 +41,7 @@ class State:
         """A schedule is called with these chunks; the first ones are the model."""
         if self._source is not None or self._engine.events.asleep:
             return
+        self._engine.events.layout = layout(len(chunks), self._optimizer())
         for chunk in chunks:
             self._engine.names.adopt(chunk_name(chunk), chunk, paths(chunk))
         try:
