@@ -21,6 +21,9 @@ NO_TORCH = [
     "bitstep.checkpoint",
     "bitstep.cli",
     "bitstep.contract.manifest",
+    "bitstep.data.build",
+    "bitstep.data.indexed_corpus",
+    "bitstep.data.packing",
     "bitstep.diff",
     "bitstep.errors",
     "bitstep.faults",
@@ -42,7 +45,7 @@ import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "numba", "safetensors", "xxhash"):
+        if name.partition(".")[0] in ("torch", "numba", "safetensors", "tokenizers", "xxhash"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
@@ -134,6 +137,8 @@ def test_links_lead_somewhere(page):
     [
         ("## Always", PROJECT["dependencies"]),
         ("## To train", PROJECT["optional-dependencies"]["torch"]),
+        ("## To train in MXFP8", PROJECT["optional-dependencies"]["quantized"]),
+        ("## To build datasets", PROJECT["optional-dependencies"]["data"]),
         ("## To measure", PROJECT["optional-dependencies"]["bench"]),
         ("## To develop", PROJECT["optional-dependencies"]["dev"]),
     ],
@@ -152,7 +157,7 @@ def test_the_changelog_begins_with_this_version():
 def test_constraints_pin_every_dependency():
     pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     extras = PROJECT["optional-dependencies"]
-    wanted = [*PROJECT["dependencies"], *extras["torch"], *extras["bench"], *extras["dev"]]
+    wanted = [*PROJECT["dependencies"], *(name for extra in extras.values() for name in extra)]
     names = {re.match(r"[\w-]+", word).group().lower() for word in wanted} - {"bitstep"}
     assert names <= {name.lower().replace("_", "-") for name in pinned}
 

@@ -87,9 +87,9 @@ def _measure(order: Order, recipe: Recipe, processes: Processes) -> list[float]:
 
 def _engine(order: Order, recipe: Recipe, processes: Processes) -> Engine:
     from bitstep.bench import stock
-    from bitstep.data.corpus import Corpus
     from bitstep.faults import Fault
     from bitstep.train.build import build
+    from bitstep.train.data import read_corpus
     from bitstep.train.layout import Layout
 
     for name in order.stock:
@@ -97,7 +97,7 @@ def _engine(order: Order, recipe: Recipe, processes: Processes) -> Engine:
             stock.BEFORE_BUILD[name]()
     fault = Fault("stock-reduction") if "reduction" in order.stock else None
     layout = Layout(recipe.layout.fan_ins, processes.world, processes.rank, processes.world)
-    corpus = Corpus.read(recipe.data.folder, held_out=recipe.data.held_out)
+    corpus = read_corpus(recipe)
     engine = build(recipe, layout, processes, corpus, fault)
     for name in order.stock:
         if name in stock.AFTER_BUILD:

@@ -24,7 +24,13 @@ from bitstep.launch.torchrun import is_supervised, is_worker, write_error
 
 logger = logging.getLogger("bitstep")
 
-EXTRAS = {"torch": "torch", "numba": "torch", "xxhash": "bench"}
+EXTRAS = {
+    "torch": "torch",
+    "numba": "torch",
+    "tokenizers": "data",
+    "torchao": "quantized",
+    "xxhash": "bench",
+}
 """Which optional part of the package brings what."""
 
 

@@ -38,6 +38,7 @@ CLASSES: tuple[tuple[str, KeyClass, str], ...] = (
     ("environment.NCCL_SOCKET_IFNAME", MAY, "it names an interface of one host"),
     ("environment.*", MUST, "it bears on numerics"),
     ("recipe.data.folder", MAY, "what is in the folder is compared by its digest"),
+    ("recipe.data.indexed", MAY, "what is in the dataset is compared by its digest"),
     ("recipe.run.save_every", MAY, "saving changes no bit of training"),
     ("recipe.run.keep_*", MAY, "saving changes no bit of training"),
     ("recipe.run.eval_*", MAY, "evaluating changes no bit of training"),

@@ -1,7 +1,6 @@
 """A folder of text or source files as two packed streams of byte tokens, and its digest.
 
-1. Files of a known suffix are listed, in the order of their relative paths, whatever order the
-   file system gives. Symbolic links are not followed.
+1. `files` lists those of a known suffix, in the order of their relative paths.
 2. A keyed hash of its path puts each document into the training or the held-out split.
 3. Each split is one array: the bytes of a document, SEPARATOR, the next document.
 4. The digest covers paths, sizes and bytes of both splits, in the order of step 1, and nothing
@@ -16,15 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bitstep.data.files import File, list_files, read_file
 from bitstep.errors import DataError
 from bitstep.state.keys import key
 
@@ -33,8 +33,6 @@ SEPARATOR = 256
 VOCABULARY = 257
 SUFFIXES = (".c", ".cpp", ".go", ".h", ".java", ".js", ".md", ".py", ".rs", ".rst", ".ts", ".txt")
 """Files that are read, by the end of their name in lower case. Of the standard library only .py."""
-LEFT_OUT = ("__pycache__", "dist-packages", "site-packages")
-"""Folders that are not entered; nor is one whose name begins with a dot."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +40,13 @@ class Split:
     """One packed stream of tokens. Sequence i starts at token i * length."""
 
     name: str
-    tokens: npt.NDArray[np.uint16]
+    tokens: npt.NDArray[np.integer[Any]]
     """[tokens], read-only."""
-    documents: tuple[str, ...]
-    """Relative POSIX paths, in order."""
+    documents: Sequence[str]
+    """Relative POSIX paths, or other names, in order."""
     offsets: npt.NDArray[np.int64]
-    """[documents + 1]: the first token of each document, and the end. None is empty: an empty
-    file still has its separator."""
+    """[documents + 1]: the first token of each document, and the end. Of a folder none is empty:
+    an empty file still has its separator."""
 
     def sequences(self, length: int, lookahead: int) -> int:
         """How many sequences the split holds. Raises DataError if it is none."""
@@ -61,7 +59,7 @@ class Split:
             )
         return count
 
-    def sequence(self, index: int, length: int, lookahead: int) -> npt.NDArray[np.uint16]:
+    def sequence(self, index: int, length: int, lookahead: int) -> npt.NDArray[np.integer[Any]]:
         """[length + lookahead] tokens, a read-only view. Raises DataError outside the split."""
         self._check(index, length, lookahead)
         return self.tokens[index * length : (index + 1) * length + lookahead]
@@ -74,7 +72,8 @@ class Split:
         self._check(index, length, 0)
         ends = (index * length, (index + 1) * length - 1)
         first, last = np.searchsorted(self.offsets, ends, side="right") - 1
-        return self.documents[first : last + 1]
+        sizes = np.diff(self.offsets[first : last + 2])
+        return tuple(self.documents[first + n] for n in np.flatnonzero(sizes))
 
     def _check(self, index: int, length: int, lookahead: int) -> None:
         count = self.sequences(length, lookahead)
@@ -108,8 +107,8 @@ class Corpus:
         if not os.path.isdir(root):
             raise DataError(f"corpus {str(root)!r}: no such folder; set data.folder")
         # Distributions link single modules of the library to places like /etc: left out.
-        paths = _list(root, (".py",) if library else SUFFIXES, skip_links=library)
-        corpus = _pack(root, [_document(root, path, held_out) for path in paths])
+        files = list_files(root, (".py",) if library else SUFFIXES, skip_links=library)
+        corpus = _pack(root, files, held_out)
         if expect is not None and corpus.digest != expect:
             raise DataError(
                 f"corpus {root} has changed: digest {corpus.digest}, on record {expect}; "
@@ -118,73 +117,20 @@ class Corpus:
         return corpus
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    path: str
-    size: int
-    held_out: bool
-
-
-def _list(root: Path, suffixes: tuple[str, ...], skip_links: bool) -> list[str]:
-    paths: list[str] = []
-    for folder, folders, files in os.walk(root, onerror=_raise):
-        folders[:] = [f for f in folders if f not in LEFT_OUT and not f.startswith(".")]
-        for name in (*folders, *(f for f in files if f.lower().endswith(suffixes))):
-            path = os.path.join(folder, name)
-            _check_name(path)
-            if os.path.islink(path):
-                if not skip_links:
-                    _check_link(root, path)
-            elif name not in folders:
-                paths.append(os.path.relpath(path, root).replace(os.sep, "/"))
-    if not paths:
-        raise DataError(f"corpus {root}: no file in it ends with {' '.join(suffixes)}; add some")
-    return sorted(paths)  # code points sort as their UTF-8 bytes do
-
-
-def _raise(problem: OSError) -> None:
-    raise _unreadable(problem) from None
-
-
-def _unreadable(problem: OSError) -> DataError:
-    return DataError(f"corpus: cannot read {problem.filename}: {problem.strerror}; correct that")
-
-
-def _check_name(path: str) -> None:
-    # Paths are printed, hashed and written as JSON: what is not text must not come so far.
-    if any(c < " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in path):
-        raise DataError(f"corpus: the name {path!r} is not plain UTF-8 text; rename it")
-
-
-def _check_link(root: Path, link: str) -> None:
-    # A link to something inside is left out: that is read under its own name.
-    if not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(root)):
-        raise DataError(f"corpus: {link} is a link that leads out of {root}; replace or remove it")
-
-
-def _document(root: Path, path: str, held_out: float) -> _Document:
-    try:
-        status = os.lstat(root / path)
-    except OSError as problem:
-        raise _unreadable(problem) from None
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"corpus: {root / path} is not a regular file; remove or rename it")
-    return _Document(path, status.st_size, key("held-out", path) < int(held_out * 2**64))
-
-
-def _pack(root: Path, documents: Sequence[_Document]) -> Corpus:
+def _pack(root: Path, files: Sequence[File], share: float) -> Corpus:
+    is_held_out = [key("held-out", file.path) < int(share * 2**64) for file in files]
     digest = hashlib.sha256()
-    train = _empty("train", [d for d in documents if not d.held_out])
-    held_out = _empty("held-out", [d for d in documents if d.held_out])
+    train = _empty("train", [f for f, held in zip(files, is_held_out, strict=True) if not held])
+    held_out = _empty("held-out", [f for f, held in zip(files, is_held_out, strict=True) if held])
     ends = {True: 0, False: 0}
-    for document in documents:
-        content = _read(root / document.path, document.size)
-        path = document.path.encode()
+    for file, held in zip(files, is_held_out, strict=True):
+        content = read_file(root, file)
+        path = file.path.encode()
         digest.update(len(path).to_bytes(8, "little") + path)
         digest.update(len(content).to_bytes(8, "little") + content)
-        split = held_out if document.held_out else train
-        start = ends[document.held_out]
-        end = ends[document.held_out] = start + document.size + 1
+        split = held_out if held else train
+        start = ends[held]
+        end = ends[held] = start + file.size + 1
         split.tokens[start : end - 1] = np.frombuffer(content, np.uint8)
     for split in (train, held_out):
         split.tokens.setflags(write=False)
@@ -192,25 +138,9 @@ def _pack(root: Path, documents: Sequence[_Document]) -> Corpus:
     return Corpus(digest.hexdigest(), train, held_out)
 
 
-def _empty(name: str, documents: Sequence[_Document]) -> Split:
-    sizes = [d.size + 1 for d in documents]
+def _empty(name: str, files: Sequence[File]) -> Split:
+    sizes = [file.size + 1 for file in files]
     offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
     # Filled with separators: what the documents do not overwrite is where one ends.
     tokens = np.full(int(offsets[-1]), SEPARATOR, np.uint16)
-    return Split(name, tokens, tuple(d.path for d in documents), offsets)
-
-
-def _read(path: Path, size: int) -> bytes:
-    try:
-        with open(path, "rb", opener=_no_links) as file:
-            content = file.read(size + 1)
-    except OSError as problem:
-        raise _unreadable(problem) from None
-    if len(content) != size:
-        raise DataError(f"corpus: {path} changed size while it was read; let it rest, try again")
-    return content
-
-
-def _no_links(path: str, flags: int) -> int:
-    # The name may have become a link, or a pipe, since it was listed.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return Split(name, tokens, tuple(file.path for file in files), offsets)

@@ -6,6 +6,7 @@ A proof that could not have said no proves nothing. Each fault removes one mecha
 - stock-reduction: FSDP2's own reduce-scatter, then the left fold;
 - wall-clock-seed: the seed is taken from the clock;
 - fused-adamw: the fused optimizer, whose bits depend on where shards are cut;
+- process-wide-rounding: stochastic rounding draws from the generator of the process;
 - restore-without=STREAM: a restored attempt leaves one stream of the training state out;
 - pause-at=POSITION: a save waits there for PAUSE seconds, wherever it comes to that position, so
   that a kill finds it there. It changes no bit: a save that only time can break is broken.
@@ -26,6 +27,7 @@ FaultKind = Literal[
     "stock-reduction",
     "wall-clock-seed",
     "fused-adamw",
+    "process-wide-rounding",
     "restore-without",
     "pause-at",
 ]

@@ -45,8 +45,8 @@ def _has_experts(recipe: Recipe) -> bool:
 # Reviewed: when leaving this stream out may change nothing, and why.
 INERT: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "random": (
-        lambda recipe: recipe.model.dropout == 0,
-        "nothing is drawn after the first step: model.dropout is 0",
+        lambda recipe: recipe.model.dropout == 0 and recipe.run.precision != "nvfp4",
+        "nothing is drawn after the first step: model.dropout is 0, and nothing rounded by draws",
     ),
     "buffers": (
         lambda recipe: not _has_experts(recipe) or recipe.model.bias_rate == 0,

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bitstep.data.corpus import Corpus
 from bitstep.errors import RunError, UsageError
 from bitstep.faults import parse_fault
 from bitstep.investigate.arms import Plan, Said, run_arms
 from bitstep.investigate.certificate import Certificate
 from bitstep.investigate.judge import judge
+from bitstep.train.data import read_corpus
 from bitstep.train.layout import Layout, boundaries
 from bitstep.train.recipe import Recipe, load
 
@@ -93,7 +93,7 @@ def _plan(
 
 def _check_corpus(recipe: Recipe) -> None:
     """Read it once here, so that no arm is the first to say that it cannot be read."""
-    corpus = Corpus.read(recipe.data.folder, held_out=recipe.data.held_out)
+    corpus = read_corpus(recipe)
     corpus.train.sequences(recipe.data.sequence, recipe.lookahead)
     if recipe.run.eval_every:
         corpus.held_out.sequences(recipe.data.sequence, recipe.lookahead)

@@ -1,6 +1,7 @@
 """From a recipe to everything that a step needs, on this process.
 
-1. The model is built without memory, and each unit becomes an FSDP2 module.
+1. The model is built without memory, in the precision of the recipe, and each unit becomes an
+   FSDP2 module.
 2. Each process draws every logical parameter whole, keyed by name, and keeps its part: the values
    do not depend on how many processes there are.
 3. The tree reduction is put in place of FSDP2's own, and the optimizer is given the local parts.
@@ -30,10 +31,9 @@ from bitstep.train.layout import Layout
 from bitstep.train.model.hybrid import HybridModel
 from bitstep.train.model.initial import initialise
 from bitstep.train.optimizer import AdamW
+from bitstep.train.precision import COMPUTE, quantize
 from bitstep.train.recipe import Recipe
 from bitstep.train.reduction import TreeReduceScatter, prepare
-
-COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Engine:
 def build(
     recipe: Recipe, layout: Layout, processes: Processes, corpus: Corpus, fault: Fault | None = None
 ) -> Engine:
-    """Everything before the first step. Raises LayoutError, DataError."""
+    """Everything before the first step. Raises LayoutError, DataError, UsageError."""
     mesh = init_device_mesh(processes.device.type, (processes.world,))
     seed = recipe.run.seed
     if fault is not None and fault.kind == "wall-clock-seed":
         seed = processes.broadcast(time.time_ns())
-    model = _sharded_model(recipe, mesh, seed)
+    model = _sharded_model(recipe, mesh, seed, fault)
     tree = prepare(model, layout, fault)
     parameters = list(_parameter_pieces(model))
     optimizer = AdamW(
@@ -87,12 +87,13 @@ def build(
     )
 
 
-def _sharded_model(recipe: Recipe, mesh: DeviceMesh, seed: int) -> HybridModel:
+def _sharded_model(recipe: Recipe, mesh: DeviceMesh, seed: int, fault: Fault | None) -> HybridModel:
     policy = MixedPrecisionPolicy(
         param_dtype=COMPUTE[recipe.run.precision], reduce_dtype=torch.float32
     )
     with torch.device("meta"):
         model = HybridModel(recipe.model, recompute=recipe.run.recompute)
+        quantize(model, recipe.run.precision, fault)
     for unit in [*model.units(), model]:
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     model.to_empty(device=mesh.device_type)

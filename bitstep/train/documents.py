@@ -12,11 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from bitstep.contract.manifest import read_manifest
-from bitstep.data.corpus import Corpus
 from bitstep.data.loader import Loader
 from bitstep.errors import DataError, TraceError
 from bitstep.fingerprint import fingerprint
 from bitstep.trace.run import read_run
+from bitstep.train.data import read_corpus
 from bitstep.train.recipe import Recipe, load
 from bitstep.train.resolve import CHANGES, SOURCE
 
@@ -30,7 +30,7 @@ def documents_of(run: Path, step: int) -> tuple[tuple[str, ...], ...]:
     recorded = _recorded_batches(run, step)
     last = read_manifest(run)[-1].manifest.keys
     recipe = load(last[SOURCE], last[CHANGES])
-    corpus = Corpus.read(recipe.data.folder, recipe.data.held_out, expect=last["data.digest"])
+    corpus = read_corpus(recipe, expect=last["data.digest"])
     loader = Loader(
         corpus,
         "train",

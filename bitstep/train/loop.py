@@ -35,8 +35,10 @@ from bitstep.train.attempt import (
     open_attempt,
 )
 from bitstep.train.build import Engine, build
+from bitstep.train.data import read_corpus
 from bitstep.train.evaluate import evaluate
 from bitstep.train.layout import Layout
+from bitstep.train.precision import software
 from bitstep.train.recipe import flatten
 from bitstep.train.resolve import CHANGES, SOURCE, Resolved
 from bitstep.train.rows import start_rows, step_rows
@@ -75,7 +77,7 @@ def pretrain(
     recipe = resolved.recipe
     local = processes.local_world or processes.world
     layout = Layout(recipe.layout.fan_ins, processes.world, processes.rank, local, whole_sums)
-    corpus = Corpus.read(recipe.data.folder, held_out=recipe.data.held_out)
+    corpus = read_corpus(recipe)
     engine = build(recipe, layout, processes, corpus, fault)
     with locked(run, processes, resolved.resumes):
         manifest = _manifest(resolved, engine, corpus, command)
@@ -121,6 +123,7 @@ def _manifest(
         declared=resolved.declared,
     )
     named = {SOURCE: resolved.source, CHANGES: list(resolved.changes)}
+    named |= software(recipe.run.precision)
     if engine.fault is not None:
         named["program.fault"] = str(engine.fault)
     return replace(manifest, keys={**manifest.keys, **named})

@@ -58,6 +58,8 @@ class DataConfig(Section):
 
     folder: str = ""
     """Folder of text or source files; empty for the Python standard library's own source."""
+    indexed: str = ""
+    """Prefix of an indexed dataset, as `bitstep data build` writes it, in place of the folder."""
     sequence: int = Field(ge=2)
     """Tokens in a sequence."""
     sequences: int = Field(ge=1)
@@ -88,8 +90,9 @@ class RunConfig(Section):
     """Optimizer updates in the whole run; the learning rate decays over them."""
     seed: int = Field(ge=0)
     """From which every draw is keyed: parameters, data order, dropout."""
-    precision: Literal["float32", "bfloat16"]
-    """Of the computation. Masters, moments and reductions are float32 in both."""
+    precision: Literal["float32", "bfloat16", "mxfp8", "nvfp4"]
+    """Of the computation. Masters, moments and reductions are float32 in all; mxfp8 and nvfp4 need
+    torchao, see docs/precision.md."""
     recompute: bool = False
     """Whether blocks are computed again in backward instead of kept."""
     save_every: int = Field(default=0, ge=0)
@@ -155,7 +158,12 @@ def parse(table: dict[str, Any], changes: Sequence[str] = (), source: str = "rec
     except ValidationError as problem:
         raise RecipeError(f"{source}: {_first_problem(problem)}") from None
     check_schedule(recipe.schedule, recipe.run.steps)
-    if recipe.model.vocabulary < VOCABULARY:
+    if recipe.data.indexed and recipe.data.folder:
+        raise RecipeError(
+            f"{source}: data.folder = {recipe.data.folder!r} and data.indexed = "
+            f"{recipe.data.indexed!r}: leave one of them empty"
+        )
+    if not recipe.data.indexed and recipe.model.vocabulary < VOCABULARY:
         raise RecipeError(
             f"{source}: model.vocabulary = {recipe.model.vocabulary}: bytes and the separator of "
             f"documents are {VOCABULARY} tokens; set at least that"

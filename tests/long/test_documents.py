@@ -1,4 +1,4 @@
-"""The commands in README.md and docs/tour.md, typed as they stand there."""
+"""The commands in the documents, typed as they stand there."""
 
 import os
 import re
@@ -31,15 +31,23 @@ def status_of(command):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("document", ["README.md", "docs/tour.md", "docs/record.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/tour.md", "docs/record.md", "docs/megatron.md"]
+)
 def test_every_command_does_what_it_says(document, tmp_path):
     for folder in ("docs", "examples"):
         (tmp_path / folder).symlink_to(ROOT / folder)
+    # In place of Megatron's own: the small program, with Megatron's flags.
+    (tmp_path / "pretrain_gpt.py").symlink_to(ROOT / "tests/megatron/pretrain_gpt.py")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    settings = ""
     for command in commands(document):
+        if command.startswith("LAUNCH="):
+            settings = f"{command}; "
+            continue
         expected = status_of(command)
         done = subprocess.run(
-            command, shell=True, cwd=tmp_path, env={**os.environ, "PATH": path},
+            settings + command, shell=True, cwd=tmp_path, env={**os.environ, "PATH": path},
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == expected, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -6,6 +6,8 @@ is all that leaves it, so a second run adds nothing to anything.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,6 +19,9 @@ from bitstep.train.model.experts import Experts
 from bitstep.train.model.mamba import Mamba
 from bitstep.train.model.mlp import MLP
 from bitstep.train.model.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from bitstep.train.model.quantized import QuantizedLinear
 
 Stepped = tuple[Tensor, dict[str, Tensor]]
 """The residual stream [B, S, hidden], and of an E block the losses and counts of its router."""
@@ -32,6 +37,7 @@ class Block(nn.Module):
         self.norm = RMSNorm(config.hidden, config.norm_eps)
         self.mixer = _mixer(letter, config)
         self.dropout = Dropout(config.dropout, f"{name}.dropout")
+        self.rounded: list[QuantizedLinear] = []  # layers of the mixer; filled by `precision`
 
     def forward(self, x: Tensor, draw: Draw) -> Stepped:
         """[B, S, hidden] -> [B, S, hidden] and the router's dictionary, empty but for E."""
@@ -44,6 +50,8 @@ class Block(nn.Module):
         return self._step(x, draw)
 
     def _step(self, x: Tensor, draw: Draw) -> Stepped:
+        for layer in self.rounded:
+            layer.draw = draw
         mixed = self.mixer(self.norm(x))
         mixed, routed = mixed if self.letter == "E" else (mixed, {})
         return x + self.dropout(mixed, draw), routed
