@@ -3,7 +3,8 @@
 1. A life whose steps begin at 0 does not know how many steps came before it. Its start state is
    looked for among the states that steps ended with: its own earlier lives first, then the other
    run. Equal state roots of the indexes decide, or the roots of parameters and optimizer state.
-2. Where only the parameters are found, the life is placed by them, and that is said.
+2. Where only the parameters are found, or only the optimizer state, the life is placed by them, and
+   that is said: what else it began with is a finding.
 3. Where nothing is found, it is placed after the life before it, and that is said, too.
 4. First lives both stand at 0, unless one began with a state that the other reached later.
 
@@ -129,22 +130,23 @@ def _by_index(life: Life, other: Life) -> _Match | None:
 
 
 def _by_roots(life: Life, other: Life, process: int) -> tuple[_Match | None, bool]:
-    """The last step whose roots are those that `life` began with; False: only the parameters."""
+    """The last step whose roots are those that `life` began with; False: only some of them."""
     params, optimizer = _roots(life, process, life.offset)
     if params is None:
         return None, False
-    only = both = None
+    only = moments = both = None
     for step, rows in other.walk(process, other.steps(process)):
         if rows is None or step == 0:
             continue
         theirs = _roots_of(rows)
-        if theirs[0] != params:
-            continue
-        if optimizer is not None and theirs[1] == optimizer:
+        same_moments = optimizer not in (None, NO_TENSORS) and theirs[1] == optimizer
+        if theirs[0] == params and same_moments:
             both = _Match(step, "by its parameters and optimizer state", other)
-        else:
+        elif theirs[0] == params:
             only = _Match(step, "by its parameters alone", other)
-    return both or only, both is not None
+        elif same_moments:
+            moments = _Match(step, "by its optimizer state alone", other)
+    return both or only or moments, both is not None
 
 
 def _roots(life: Life, process: int, step: int) -> tuple[int | None, ...]:

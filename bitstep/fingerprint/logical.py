@@ -1,6 +1,6 @@
 """The logical root of a stream: 64 bits over logical tensors, whatever the cut. Loads no torch.
 
-1. `contribution` is what a tensor, or a part of one, adds: an odd number, drawn from its name, slot,
+1. `contribution` is what a tensor, or a part of one, adds: an odd number from its name, slot,
    dtype and logical shape, times its sum.
 2. Sums of parts add up to the sum of their tensor, so contributions do, too: over the parts of a
    tensor, over tensors, over processes, in any order, modulo 2^64. Nothing is gathered.

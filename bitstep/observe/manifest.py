@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -33,24 +33,31 @@ MOST_BYTES: Final = 4 << 20
 """A larger file is no code that somebody wrote."""
 
 
-def write_manifest(run: Path, world: int) -> int:
+def write_manifest(run: Path, world: int, layout: str = "", findings: Sequence[str] = ()) -> int:
     """Add what this process runs on to RUN/manifest.json; gives back the number of the attempt.
 
     Call it once, on rank 0, when the settings are in force: at the first training forward. Raises
     ContractError and RunError as `append_attempt` does.
+
+    Args:
+        world: processes that train together.
+        layout: how an engine cuts its tensors, in its own words.
+        findings: what an adapter found in the engine's settings, one line each.
     """
-    return append_attempt(run, collected(world), parent=None)
+    return append_attempt(run, collected(world, layout, findings), parent=None)
 
 
-def collected(world: int) -> Manifest:
+def collected(world: int, layout: str = "", findings: Sequence[str] = ()) -> Manifest:
     """The manifest of this process, of `world` that train together."""
+    physical: dict[str, Any] = {"processes": world} | ({"engine": layout} if layout else {})
+    said = {"findings": {str(at): line for at, line in enumerate(findings)}} if findings else {}
     # Asking whether denormals are flushed takes three operations, which nobody must record.
     with _disable_current_modes():
         return collect(
             None,
             command=sys.orig_argv,
-            layout={"logical": {"ranks": world}, "physical": {"processes": world}},
-            source=source(sys.modules),
+            layout={"logical": {"ranks": world}, "physical": physical},
+            source=source(sys.modules) | said,
             wakes_gpu=False,
         )
 

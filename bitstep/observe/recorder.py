@@ -172,7 +172,8 @@ class Recorder:
         from bitstep.observe.manifest import write_manifest
 
         try:
-            write_manifest(self.options.directory, world)
+            events = self._events
+            write_manifest(self.options.directory, world, events.layout, events.findings)
         except Exception as error:
             self._journal.gap(f"no manifest: {error}")
 

@@ -9,17 +9,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
 from bitstep.adapters.megatron.layers import chunk_name, layout, paths
 from bitstep.adapters.megatron.places import Piece, Places
+from bitstep.contract.megatron import findings_for_manifest
 from bitstep.fingerprint import fingerprint
 from bitstep.observe.engine import Engine
+from bitstep.observe.names import unwrapped
 from bitstep.observe.snapshot import Item
 from bitstep.observe.streams import random_states
 from bitstep.records import Fingerprint
@@ -42,10 +47,12 @@ class State:
         if self._source is not None or self._engine.events.asleep:
             return
         self._engine.events.layout = layout(len(chunks), self._optimizer())
+        self._engine.events.findings = _findings(chunks[0])
         for chunk in chunks:
             self._engine.names.adopt(chunk_name(chunk), chunk, paths(chunk))
         try:
-            places = Places(chunks, self._optimizer(), self._vocabulary)
+            vocabulary = _vocabulary() if self._vocabulary is None else self._vocabulary
+            places = Places(chunks, self._optimizer(), vocabulary)
         except Exception as error:
             # The recorder still follows what torch shows.
             self._engine.gap(f"megatron: no logical places: {type(error).__name__}: {error}")
@@ -128,6 +135,24 @@ class _Source:
             found = state if isinstance(state, Tensor) else state.get_state()
             states[f"tracker:{name}"] = fingerprint(found)
         return states
+
+
+def _vocabulary() -> int | None:
+    """The tokens of the tokenizer that `megatron.training` has, where the program uses it."""
+    training = sys.modules.get("megatron.training.global_vars")
+    size = getattr(getattr(training, "_GLOBAL_TOKENIZER", None), "vocab_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _findings(chunk: nn.Module) -> list[str]:
+    """What the rules say of the arguments, or of the configuration where there are none."""
+    ask = partial(
+        findings_for_manifest,
+        environment=os.environ,
+        modules=list(sys.modules),
+        cuda_initialized=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
+    )
+    return ask(sys.argv) or ask((), config=getattr(unwrapped(chunk), "config", None))
 
 
 def _items(pieces: Iterable[Piece]) -> Iterator[Item]:
