@@ -89,7 +89,7 @@ class Site(NamedTuple):
     occurrence: int = 0
     """Counts equal sites within (step, phase, pass, microbatch, module)."""
     part: str = "bits"
-    """bits; of a quantized tensor payload, scale, amax or meta."""
+    """bits; of a quantized tensor payload, scale, amax, meta, or payload.column ..."""
 
 
 class Record(NamedTuple):

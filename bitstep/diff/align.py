@@ -239,8 +239,12 @@ def _permuted(
 
 
 def _same_slots(a: Rows, rows_a: Ints, b: Rows, rows_b: Ints) -> tuple[Ints, Ints]:
-    """The rows of two calls that have the same slot: an argument may be there in one only."""
-    slots_a, slots_b = a.slot[rows_a], b.slot[rows_b]
+    """The rows of two calls that have the same slot and part: an argument may be there in one
+    only."""
+    slots_a, slots_b = (
+        rows.slot[at].astype(np.int64) << 32 | rows.part[at]
+        for rows, at in ((a, rows_a), (b, rows_b))
+    )
     if np.array_equal(slots_a, slots_b):
         return rows_a, rows_b
     places = {slot: at for at, slot in reversed(list(enumerate(slots_b.tolist())))}
@@ -249,14 +253,16 @@ def _same_slots(a: Rows, rows_a: Ints, b: Rows, rows_b: Ints) -> tuple[Ints, Int
 
 
 def _calls(rows: Rows, part: Ints, places: _Places, side: int) -> _Calls:
-    """Rows of one op and occurrence are a call. What is no op, and each setting, stands alone."""
+    """Rows of one op and occurrence are a call. What is no op, and each setting, stands alone, and
+    so does each part of a quantized tensor that no op is given."""
     calls = call_keys(rows, scope_keys(rows))[part]
     lone = (rows.op[part] == rows.codes.number("")) | places.settings(rows, part)
     starts = np.flatnonzero(np.r_[True, (calls[1:] != calls[:-1]) | lone[1:]])
     sizes = np.diff(np.r_[starts, len(part)])
     first = part[starts]
     alone = np.where(lone[starts], rows.slot[first], -1)
-    names = join(np.zeros(len(first), np.uint64), rows.op[first], rows.rank[first], alone)
+    parts = np.where(lone[starts], rows.part[first], -1)
+    names = join(np.zeros(len(first), np.uint64), rows.op[first], rows.rank[first], alone, parts)
     inside = np.arange(len(part)) - np.repeat(starts, sizes)
     bits = np.add.reduceat(join(tokens(rows)[part], inside, contents(rows)[part]), starts)
     at = np.array([places.of(side, call) for call in calls[starts].tolist()], np.int64)

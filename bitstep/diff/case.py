@@ -93,7 +93,7 @@ class Case:
             self.parting.step, self.parting.process, rows.text("phase", at),
             rows.text("pass_", at), int(rows.microbatch[at]), rows.text("module", at),
             rows.text("op", at), int(rows.occurrence[at]), rows.text("slot", at),
-            self.parting.a.number, self.parting.b.number,
+            self.parting.a.number, self.parting.b.number, rows.text("part", at),
         )  # fmt: skip
 
     def producer(self, side: int) -> int | None:

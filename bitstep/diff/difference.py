@@ -51,6 +51,8 @@ class Where:
     slot: str
     attempt_a: int
     attempt_b: int
+    part: str = "bits"
+    """bits; of a quantized tensor the part: payload, scale ..."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from typing import Final
 
 import numpy as np
 
-from bitstep.diff import findings, initial, spread, values, writes
+from bitstep.diff import findings, initial, parts, spread, values, writes
 from bitstep.diff.case import LETTER, Case, site
 from bitstep.diff.difference import Cause, Kind, Received, Where
 from bitstep.diff.findings import Finding
 from bitstep.diff.load import Run
 from bitstep.diff.localise import Course, Parting
 from bitstep.diff.slots import LEVELS, Class, Slots
-from bitstep.diff.starts import bits_at
+from bitstep.diff.starts import Changed, bits_at
 
 PHASES: Final = ("start", "data", "eval", "forward", "exchange", "backward", "reduce", "scale",
                  "clip", "optimizer", "gather", "checkpoint")  # fmt: skip
@@ -154,7 +154,10 @@ def _explain(case: Case, a: Run, b: Run, slots: Slots) -> _Explained:
         return _Explained(case, _missing(case), None)
     came = spread.came_from(case, a, b) if spread.is_collective(case) else None
     finding = _find(case, came)
-    return _Explained(case, initial.first_state(case, finding) or finding, came)
+    finding = initial.first_state(case, finding) or finding
+    if said := parts.words(case):
+        finding = dataclasses.replace(finding, title=f"{finding.title}: {said}")
+    return _Explained(case, finding, came)
 
 
 def _find(case: Case, came: spread.Came | None) -> Finding:
@@ -201,7 +204,7 @@ def _cause(one: _Explained) -> Cause:
     if parting.restart:
         item = parting.restart[0]
         bits = (item.other, item.mine) if parting.restarted == "b" else (item.mine, item.other)
-        where = _restart_where(parting, item.slot, item.name)
+        where = _restart_where(parting, item)
     elif case.at is None or finding.side_row:
         side, row = finding.side_row or (0, 0)
         partner = int(case.partner[side][row])
@@ -218,9 +221,9 @@ def _cause(one: _Explained) -> Cause:
     )  # fmt: skip
 
 
-def _restart_where(parting: Parting, slot: str, name: str) -> Where:
-    return Where(parting.step, parting.process, "start", "primary", -1, name, "", 0, slot,
-                 parting.a.number, parting.b.number)  # fmt: skip
+def _restart_where(parting: Parting, item: Changed) -> Where:
+    return Where(parting.step, parting.process, "start", "primary", -1, item.name, "", 0, item.slot,
+                 parting.a.number, parting.b.number, item.part)  # fmt: skip
 
 
 def _pairing(parting: Parting) -> str:

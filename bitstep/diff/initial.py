@@ -67,8 +67,9 @@ def _name(item: Changed) -> str:
         return {"params": "parameters", "optimizer": "optimizer state"}.get(
             item.slot.removeprefix("root."), item.slot.removeprefix("root.")
         )
-    what = item.slot.removeprefix("state.")
-    return item.name if item.slot in ("attr", "buffer", "param") else f"{item.name} ({what})"
+    words = [] if item.slot in ("attr", "buffer", "param") else [item.slot.removeprefix("state.")]
+    words += [] if item.part == "bits" else [item.part]
+    return f"{item.name} ({' '.join(words)})" if words else item.name
 
 
 def _lost(parting: Parting, life: Life, slots: Slots) -> list[str]:
@@ -93,6 +94,7 @@ def _is_first_value(parting: Parting, life: Life, item: Changed) -> bool:
     same = (rows.module == rows.codes.number(item.name)) & (
         rows.slot == rows.codes.number(item.slot)
     )
+    same &= rows.part == rows.codes.number(item.part)
     found = np.flatnonzero(same & (rows.phase == rows.codes.number("start")))
     return bool(len(found)) and int(rows.digest[found[-1]]) == item.mine.digest
 
@@ -116,10 +118,10 @@ def first_state(case: Case, cause: Finding | None) -> Finding | None:
     if not len(tensors) and not np.any(classes == Class.ROOT):
         return None
     a = case.sides[0]
-    names = [a.text("module", row) for row in tensors[:_SHOWN].tolist()]
-    names = names or _alone(case)
+    tensor_names = list(dict.fromkeys(a.text("module", row) for row in tensors.tolist()))
+    names = tensor_names[:_SHOWN] or _alone(case)
     names = names or [a.text("slot", row) for row in rows[classes == Class.ROOT][:2].tolist()]
-    more = f" and {len(tensors) - _SHOWN} more" if len(tensors) > _SHOWN else ""
+    more = f" and {len(tensor_names) - _SHOWN} more" if len(tensor_names) > _SHOWN else ""
     because = ["The runs did not begin with the same parameters: other seed, weights or code?"]
     if cause:
         because = [f"First on the way: {cause.title}.", *cause.because]

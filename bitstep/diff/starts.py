@@ -33,6 +33,7 @@ class Changed:
     other: Bits | None
     mine: Bits
     is_root: bool = False
+    part: str = "bits"
 
 
 def compare_start(
@@ -53,7 +54,8 @@ def compare_start(
             equal += 1
             continue
         at, rows = candidates[0][0], candidates[0][1]
-        changed.append(Changed(name[0], name[1], bits_at(rows, at), bits_at(start, row[0])))
+        bits = bits_at(rows, at), bits_at(start, row[0])
+        changed.append(Changed(name[0], name[1], *bits, part=name[2]))
     if not mine or (not equal and not changed):
         return _roots(start, end)
     return changed, equal

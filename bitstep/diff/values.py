@@ -46,7 +46,7 @@ def _arrivals(case: Case, side: int) -> list[tuple[int, bool]]:
     whether each was hashed there."""
     rows, row = case.sides[side], case.row[side]
     same = np.ones(len(rows), np.bool_)
-    for name in ("phase", "module", "op", "slot", "dtype", "form", "pass_"):
+    for name in ("phase", "module", "op", "slot", "part", "dtype", "form", "pass_"):
         column = getattr(rows, name)
         same &= column == column[row]
     fresh = rows.flags[same] & np.uint32(Flag.CARRIED) == 0

@@ -179,6 +179,8 @@ def _boundary_before(case: Case, tensor: tuple[str, str]) -> str | None:
     rows, last = case.sides[0], case.row[0]
     same = np.isin(case.classes[0][:last], BOUNDARY)
     same &= rows.module[:last] == rows.codes.number(tensor[0])
+    if rows.text("part", last) != "bits":
+        same &= rows.part[:last] == rows.part[last]
     if case.kind in BOUNDARY:
         same &= rows.slot[:last] == rows.slot[last]
     else:

@@ -163,7 +163,7 @@ def quantized_parts(tensor: Tensor) -> tuple[QuantizedPart, ...]:
 
 
 def digest_of_part(part: QuantizedPart) -> Digest:
-    """The digest of a part. The dtype of meta is its text; of a part that is missing, the reason."""
+    """The digest of a part. The dtype of meta is its text, of a part that is missing the reason."""
     if part.tensor is not None:
         return digest_of(part.tensor)
     if not part.is_text:

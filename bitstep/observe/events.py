@@ -13,7 +13,7 @@ goes on (`guarded`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -31,13 +31,14 @@ from bitstep.observe.modules import named_tensors
 from bitstep.observe.names import Names
 from bitstep.observe.optimizers import Optimizers
 from bitstep.observe.scope import Scope
-from bitstep.observe.seen import Seen
+from bitstep.observe.seen import Access, Seen
 from bitstep.observe.staterows import StateRows
 from bitstep.observe.written import Written
 from bitstep.records import Fingerprint, Flag
 from bitstep.trace.columns import Columns
 
 STEP, PHASE, MODULE, OP = range(4)
+_SKIPPED = int(Flag.SKIPPED)
 _PATIENCE = 64
 """Backwards without any update, after which every backward counts as a step."""
 
@@ -65,6 +66,8 @@ class Events:
         self.layout = ""
         """Of an engine that cuts tensors: "tp 2, pp 1 ..."; runs in two layouts are compared by
         their logical states."""
+        self.findings: Sequence[str] = ()
+        """What an adapter found in an engine's settings: for the manifest."""
         self.names_of_addresses: dict[int, str] = {}
         """Address -> "Net.0.weight:grad", from backward to the end of the step: what the list
         arguments of clipping and of the optimizer hold."""
@@ -144,8 +147,20 @@ class Events:
     def tensor_row(self, head: int, occurrence: int, slot: str, tensor: Tensor) -> None:
         """One row of a module's input, output or gradient."""
         inner = getattr(tensor, "_local_tensor", tensor)
-        total, dtype, shape, flags, version, writer = self._seen.read(inner)
-        self._columns.add(head, occurrence, slot, total, dtype, shape, None, version, writer, flags)
+        access = self._seen.read(inner)
+        if access.flags & _SKIPPED and (parts := self._seen.read_parts(inner)):
+            for name, of in parts:
+                self._tensor_row(head, occurrence, slot, of, name)
+        else:
+            self._tensor_row(head, occurrence, slot, access)
+
+    def _tensor_row(
+        self, head: int, occurrence: int, slot: str, access: Access, part: str = "bits"
+    ) -> None:
+        total, dtype, shape, flags, version, writer = access
+        self._columns.add(
+            head, occurrence, slot, total, dtype, shape, None, version, writer, flags, part
+        )
 
     def _batch(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         rows = []
@@ -157,10 +172,12 @@ class Events:
                 self._chunk.number is not None and tensor.requires_grad
             ):  # Received from another stage.
                 continue
-            found = digest_of(getattr(tensor, "_local_tensor", tensor))
-            rows.append(snapshot.Row(name, "batch", found, None))
-            if self.level >= PHASE:
-                self._row("data", name, "batch", found, self._number, occurrence)
+            inner = getattr(tensor, "_local_tensor", tensor)
+            whole = snapshot.Row(name, "batch", digest_of(inner), None)
+            for row in snapshot.by_parts(whole, inner):
+                rows.append(row)
+                if self.level >= PHASE:
+                    self._row("data", name, "batch", row.digest, self._number, occurrence, row.part)
         if rows:
             total = Digest(snapshot.root_of(rows), "uint64", ())
             self._row("data", "", "batch", total, self._number, occurrence)
@@ -371,11 +388,18 @@ class Events:
         self._row(phase, "", slot, Digest(value, "int64", ()))
 
     def _row(
-        self, phase: str, module: str, slot: str, found: Digest, microbatch: int = -1, at: int = 0
+        self,
+        phase: str,
+        module: str,
+        slot: str,
+        found: Digest,
+        microbatch: int = -1,
+        at: int = 0,
+        part: str = "bits",
     ) -> None:
         head = self._scope.head(phase, module, microbatch=microbatch)
         total, dtype, shape, flags = found
-        self._columns.add(head, at, slot, total, dtype, shape, flags=flags)
+        self._columns.add(head, at, slot, total, dtype, shape, flags=flags, part=part)
 
     def is_ours(self) -> bool:
         """Whether the calling thread is the one that is recorded."""

@@ -5,7 +5,8 @@
 3. Inputs before, outputs and written arguments after; a drawing op has its generator's state.
 4. Collectives are handed to `collectives`: their results have no bits before they are waited for.
 5. Operations on subclasses (DTensor, fake tensors) are passed on: what they are made of comes
-   back here, one level lower.
+   back here, one level lower. One on quantized tensors has rows of its own around those, a row for
+   each part: "aten.mm[MXTensor]".
 
 The mode stays out of torch.compile: `ignore_compile_internals` keeps compiled regions compiled.
 """
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bitstep.fingerprint.parts import UNKNOWN
+from bitstep.fingerprint.quantized import is_quantized
 from bitstep.observe.collectives import Collective, describe, members_text, results_of
 from bitstep.observe.compiled import Region, Regions, Slots
 from bitstep.observe.lines import program_line
@@ -87,6 +90,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.skipped = 0
         self._passed: Any = None
         """An op on a quantized tensor that was recorded: its class is asked next."""
+        self._inside = 0
+        """How many ops on quantized tensors are running."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -134,8 +139,12 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def inside(*args: Any, **kwargs: Any) -> Any:
             self._passed = func
-            with self:
-                return func(*args, **kwargs)
+            self._inside += 1
+            try:
+                with self:
+                    return func(*args, **kwargs)
+            finally:
+                self._inside -= 1
 
         return self._record(inside, plan._replace(name=f"{plan.name}[{kind}]"), args, kwargs)
 
@@ -150,7 +159,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._seen.made_blank(result)
             return result
         if call is None or plan.kind is Kind.VIEW:
-            return func(*args, **kwargs)
+            return self._view(func, args, kwargs) if self._inside else func(*args, **kwargs)
         before = state_of(kwargs.get("generator")) if plan.draws else None
         try:
             result = func(*args, **kwargs)
@@ -161,6 +170,13 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._drew(*call, before, kwargs.get("generator"))
         self._results(plan, *call, args, kwargs, result)
         return result
+
+    def _view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A view inside of an op on quantized tensors, where autograd has not taken ops apart: `to`
+        and `reshape`, views by their schemas, may compute there."""
+        with self:
+            result = getattr(func, "decompose", _not_composite)(*args, **kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
 
     @harmless
     def _before(
@@ -240,7 +256,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flags |= also
         if flags & _SKIPPED:
             if parts := self._seen.read_parts(tensor):
-                return self._parts(head, occurrence, slot, parts, also)
+                self._parts(head, occurrence, slot, parts, also)
+                return
             self.skipped += 1
         self._columns.add(head, occurrence, slot, total, dtype, shape, None, version, writer, flags)
 
@@ -251,7 +268,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if flags & _SKIPPED:
             if parts := self._seen.wrote_parts(tensor, columns.next_seq):
                 parts = [(name, access._replace(writer=-1)) for name, access in parts]
-                return self._parts(head, occurrence, slot, parts, also)
+                self._parts(head, occurrence, slot, parts, also)
+                return
             self.skipped += 1
         columns.add(head, occurrence, slot, total, dtype, shape, None, version, -1, flags)
 
@@ -337,16 +355,21 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._columns.add(head, occurrence, f"at.{program_line()}", 0, "", ())
 
 
+def _not_composite(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
 def _source(args: Sequence[Any]) -> Any:
     """What a copy reads: `clone(self)`, `_to_copy(self)`, `copy_(self, src)`."""
     return args[1] if len(args) > 1 and isinstance(args[1], Tensor) else args[0]
 
 
 def _quantized_kind(tensors: Iterator[Tensor]) -> str | None:
-    """The class of the first tensor that is no plain one, where all of those are quantized."""
-    kinds = [type(tensor) for tensor in tensors if type(tensor) not in _PLAIN
-             and (is_quantized(tensor) or kinds_found.append(tensor))]
-    return None
+    """The class of the quantized tensors that an op is called on; None if another one is there."""
+    others = [tensor for tensor in tensors if type(tensor) not in _PLAIN]
+    if not others or not all(map(is_quantized, others)):
+        return None
+    return type(others[0]).__name__
 
 
 def _is_fake(types: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from bitstep.fingerprint.quantized import QuantizedPart
 from bitstep.observe.digests import (
     PLAIN,
     STRIDED,
@@ -25,7 +26,6 @@ from bitstep.observe.digests import (
     digest_of_part,
     quantized_parts,
 )
-from bitstep.fingerprint.quantized import QuantizedPart
 from bitstep.records import Flag
 
 _SMALL: Final = 8192

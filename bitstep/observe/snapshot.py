@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from bitstep.errors import FingerprintError
 from bitstep.fingerprint import part
 from bitstep.fingerprint.logical import contribution
-from bitstep.observe.digests import Digest, digests_of
+from bitstep.fingerprint.quantized import QuantizedPart
+from bitstep.observe.digests import Digest, digest_of_part, digests_of, quantized_parts
 from bitstep.observe.names import Names, nested
 from bitstep.observe.optimizers import Optimizers
 from bitstep.observe.streams import random_states
@@ -55,6 +56,8 @@ class Row(NamedTuple):
     digest: Digest
     place: Place | None
     main: bool = False
+    part: str = "bits"
+    """Of a quantized tensor its part, for which the row is."""
 
 
 class Source(Protocol):
@@ -147,13 +150,54 @@ def local(tensor: Tensor) -> tuple[Tensor, Place | None]:
 
 def read(items: Iterable[Item]) -> list[Row]:
     """The digests of tensors, now."""
-    named = list(items)
+    named = listed(items)
     parts = [(i.tensor, i.place) if i.place is not None else local(i.tensor) for i in named]
     whole = iter(digests_of([tensor for tensor, place in parts if place is None]))
-    return [
+    rows = [
         Row(name, slot, next(whole) if place is None else _part(tensor, place), place, main)
         for (name, slot, _, _, main), (tensor, place) in zip(named, parts, strict=True)
     ]
+    if not any(row.digest.flags for row in rows):
+        return rows
+    return [of for row, (t, _) in zip(rows, parts, strict=True) for of in by_parts(row, t)]
+
+
+def listed(items: Iterable[Item]) -> list[Item]:
+    """What a source yields. Adapters cut tensors into views, which no mode of the program sees."""
+    with _disable_current_modes(), torch.no_grad():
+        return list(items)
+
+
+def by_parts(row: Row, tensor: Tensor) -> Iterator[Row]:
+    """The row of a tensor; of a quantized one, which has no bits of its own, one for each part."""
+    parts = quantized_parts(tensor) if row.digest.flags else ()
+    if not parts:
+        yield row
+    for one in parts:
+        place = None if row.place is None else _place_of(one, row.place)
+        if one.tensor is None or place is None:
+            digest = digest_of_part(one)
+        else:
+            digest = _part(one.tensor, place)
+        main = row.main and (row.place is None or place is not None)
+        yield row._replace(digest=digest, place=place, main=main, part=one.name)
+
+
+def _place_of(part: QuantizedPart, place: Place) -> Box | None:
+    """Where a part of a sharded tensor lies: as the tensor does, its last dimension divided by how
+    many elements share a byte or a scale. None: this cannot be said, so that it does not count in
+    sums over shards."""
+    sizes = () if part.tensor is None else tuple(part.tensor.shape)
+    if not isinstance(place, Box) or part.name.endswith(".column") or not sizes or 0 in sizes:
+        return None
+    if len(sizes) != len(place.sizes) or sizes[:-1] != place.sizes[:-1]:
+        return None
+    share = place.sizes[-1] // sizes[-1]
+    ends = place.shape[-1], place.offsets[-1], place.sizes[-1]
+    if share == 0 or place.sizes[-1] != share * sizes[-1] or any(end % share for end in ends):
+        return None
+    shape, offsets = ((*full[:-1], full[-1] // share) for full in (place.shape, place.offsets))
+    return Box(shape, offsets, sizes)
 
 
 def _part(tensor: Tensor, place: Place) -> Digest:
@@ -181,7 +225,7 @@ def logical_of(rows: Iterable[Row]) -> int:
     """What this process adds to the logical root of a stream: the pieces that it counts."""
     return (
         sum(
-            contribution(row.name, row.slot, row.digest.dtype, row.digest.shape, row.digest.sum)
+            contribution(row.name, _slot(row), row.digest.dtype, row.digest.shape, row.digest.sum)
             for row in rows
             if row.main
         )
@@ -189,11 +233,16 @@ def logical_of(rows: Iterable[Row]) -> int:
     )
 
 
+def _slot(row: Row) -> str:
+    return row.slot if row.part == "bits" else f"{row.slot}:{row.part}"
+
+
 def _head(row: Row) -> int:
     """64 bits over what names a row; remembered, because every step has the same."""
-    key = (row.name, row.slot, row.digest.dtype, row.digest.shape, row.place)
+    key = (row.name, row.slot, row.digest.dtype, row.digest.shape, row.place, row.part)
     head = _heads.get(key)
     if head is None:
-        raw = hashlib.blake2b(repr(key).encode("utf-8", "backslashreplace"), digest_size=8)
+        names = (row.name, _slot(row), *key[2:5])
+        raw = hashlib.blake2b(repr(names).encode("utf-8", "backslashreplace"), digest_size=8)
         head = _heads[key] = int.from_bytes(raw.digest(), "little")
     return head

@@ -85,9 +85,14 @@ class StateRows:
         source = self.source
         found = {}
         items = chain(source.parameters(), source.gradients(), source.moments())
-        for name, slot, tensor, _, _ in items:
+        for name, slot, tensor, _, _ in snapshot.listed(items):
             inner = getattr(tensor, "_local_tensor", tensor)
-            if inner.layout is torch.strided and not is_wrapped(inner) and inner.numel():
+            if (
+                inner.layout is torch.strided
+                and not is_wrapped(inner)
+                and inner.numel()
+                and inner.data_ptr()
+            ):
                 short = slot.removeprefix("state.")
                 found[inner.data_ptr()] = unicode(name if short == "param" else f"{name}:{short}")
         return found
@@ -130,10 +135,12 @@ class StateRows:
     def _rows(
         self, phase: str, occurrence: int, rows: Iterable[Row], microbatch: int = -1, op: str = ""
     ) -> None:
-        for name, slot, digest, place, _ in rows:
+        for name, slot, digest, place, _, part in rows:
             head = self._scope.head(phase, name, op, microbatch)
             total, dtype, shape, flags = digest
-            self._columns.add(head, occurrence, slot, total, dtype, shape, place, flags=flags)
+            self._columns.add(
+                head, occurrence, slot, total, dtype, shape, place, flags=flags, part=part
+            )
 
 
 def _numbers(group: dict[str, Any]) -> Iterator[tuple[str, float | int]]:

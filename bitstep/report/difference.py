@@ -102,7 +102,8 @@ def where_words(where: Where) -> str:
     words += [f"microbatch {where.microbatch}"] if where.microbatch >= 0 else []
     words += [f"module {where.module}"] if where.module else []
     words += [f"op {where.op} #{where.occurrence}"] if where.op else []
-    return ", ".join([*words, f"slot {where.slot}"])
+    words += [f"slot {where.slot}"]
+    return ", ".join(words if where.part == "bits" else [*words, f"part {where.part}"])
 
 
 def _bits(bits: Bits | None) -> str:

@@ -141,6 +141,7 @@ def test_the_next_recording_is_told_in_steps_of_the_attempt(runs: tuple[Path, Pa
 def test_a_state_that_neither_run_had_is_said_so(runs: tuple[Path, Path]) -> None:
     def spoil(state: State) -> None:
         state.params[NAMES[0]] ^= 1
+        state.moments[NAMES[0]] ^= 1
 
     record(runs[0])
     interrupted(runs[1], spoil)
@@ -209,3 +210,23 @@ def test_a_run_that_goes_on_longer_cannot_be_told(runs: tuple[Path, Path]) -> No
     assert (found.outcome, found.reasons) == (
         Outcome.UNVERIFIED, ("only A has steps 5 to 6",),
     )  # fmt: skip
+
+
+def test_a_resume_without_the_right_parameters_is_placed_by_its_moments(
+    runs: tuple[Path, Path],
+) -> None:
+    """What a checkpoint does not restore is a finding, and no other initial state."""
+    record(runs[0])
+
+    def spoil(state: State) -> None:
+        state.params[NAMES[0]] ^= 1
+
+    states = copy.deepcopy(record(runs[1], steps=3))
+    spoil(states[0])
+    record(runs[1].with_name("c"), steps=3, states=states)
+    found = compare_runs(runs[0], runs[1].with_name("c"))
+    [placed] = found.placed
+    assert (placed.step, placed.known) == (3, True)
+    assert placed.how.startswith("by its optimizer state alone")
+    [cause] = found.causes
+    assert (cause.kind, cause.where.step, cause.where.module) == (Kind.INITIAL, 3, NAMES[0])

@@ -96,7 +96,7 @@ def test_the_keys_of_the_json(runs: tuple[Path, Path]) -> None:
     assert cause["where"] == {
         "step": 4, "rank": 1, "phase": "forward", "microbatch": 0, "module": "",
         "op": "aten.mse_loss", "occurrence": 0, "slot": "out.0", "attempt_a": 0, "attempt_b": 0,
-        "pass": "primary",
+        "part": "bits", "pass": "primary",
     }  # fmt: skip
     assert list(cause["a"]) == ["digest", "dtype", "shape", "seq", "value"]
     assert found["receivers"] == [

@@ -531,3 +531,34 @@ def test_batch_norm_writes_its_statistics_in_training_alone(tmp_path, training):
     )
     if training:
         assert rows["mutated.0"].digest == fingerprint(layer.running_mean).sum
+
+
+BETAS = {
+    "addmm": ((2, 2), (2, 2), (2, 2)),
+    "baddbmm": ((1, 2, 2), (1, 2, 2), (1, 2, 2)),
+    "addbmm": ((2, 2), (1, 2, 2), (1, 2, 2)),
+    "addmv": ((2,), (2, 2), (2,)),
+    "addr": ((2, 2), (2,), (2,)),
+}
+"""Operation -> the shapes of what it takes."""
+
+
+@pytest.mark.parametrize("beta", [0, 0.0, 1])
+@pytest.mark.parametrize("op", BETAS)
+def test_what_is_multiplied_by_a_beta_of_zero_is_no_input(tmp_path, op, beta):
+    """Megatron gives `baddbmm` memory that nobody wrote, and a beta of 0."""
+
+    def program():
+        first, *others = BETAS[op]
+        getattr(torch, op)(torch.empty(first), *map(torch.ones, others), beta=beta, alpha=0.5)
+
+    found = ops_of(tmp_path, program).of(op=f"aten.{op}", step=1, module="")
+    read = {row.site.slot for row in found if row.site.slot.startswith("in.")}
+    assert read == ({"in.0", "in.1", "in.2"} if beta else {"in.1", "in.2"})
+
+
+def test_a_beta_that_scales_nothing_is_only_a_number(tmp_path):
+    """softplus has one, too."""
+    found = slots(ops_of(tmp_path, lambda: nn.functional.softplus(torch.ones(2), beta=0)),
+                  "aten.softplus")  # fmt: skip
+    assert "in.0" in found

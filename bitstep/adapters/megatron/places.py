@@ -13,15 +13,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor, nn
 
 from bitstep.adapters.megatron.boxes import boxes_of
-from bitstep.adapters.megatron.cuts import Cut, buffer_cuts, parameter_cuts
-from bitstep.adapters.megatron.shards import Shards
+from bitstep.adapters.megatron.cuts import Cut, cuts_of
+from bitstep.adapters.megatron.shards import Kept, Range, is_first_instance, kept, owned
+from bitstep.fingerprint import part
+from bitstep.fingerprint.logical import contribution
+from bitstep.fingerprint.places import whole
 from bitstep.records import Box
+
+_MASTER: Final = ("param", "master_param")
+"""What precision-aware optimizers call the master that they keep in their state."""
 
 
 class Piece(NamedTuple):
@@ -45,23 +51,32 @@ class Places:
         self, chunks: Sequence[nn.Module], optimizer: Any, vocabulary: int | None = None
     ) -> None:
         """Args:
-        chunks: of the model, as a schedule is called with them.
-        optimizer: Megatron's, or None.
-        vocabulary: rows of the embedding that are no padding, if that is known.
+            chunks: of the model, as a schedule is called with them.
+            optimizer: Megatron's, or None.
+            vocabulary: rows of the embedding that are no padding, if that is known.
+
+        Raises:
+            UsageError: the embedding has fewer rows than that.
+            FingerprintError: Megatron cannot say where tensors lie.
         """
-        self._chunks = list(chunks)
-        self._shards = Shards(optimizer)
-        self._cuts = parameter_cuts(self._chunks, vocabulary)
-        self._buffers = buffer_cuts(self._chunks)
-        self._groups = _bucket_groups(self._chunks)
-        self._late = any(_gathers_late(chunk) for chunk in self._chunks)
+        self._parameters, self._buffers = cuts_of(chunks, vocabulary)
+        self._kept = {id(found.parameter): found for found in kept(optimizer)}
+        self._owned = owned(chunks)
+        self._is_first = is_first_instance(chunks)
+        self._groups = _bucket_groups(chunks)
+        self._late = any(_gathers_late(chunk) for chunk in chunks)
         """Parameters are gathered during the next forward."""
+
+    @property
+    def unplaced(self) -> list[str]:
+        """Parameters of which Megatron does not say where they lie: no logical root counts them."""
+        return [cuts[0].name for _, cuts in self._parameters if cuts and cuts[0].place is None]
 
     def parameters(self) -> Iterator[Piece]:
         """Of every parameter what is valid here."""
-        for parameter, cuts in self._cuts:
-            own = self._shards.range_of(parameter) if self._late else None
-            yield from _pieces("param", parameter.data, cuts, own)
+        for parameter, cuts in self._parameters:
+            own = self._owned.get(parameter) if self._late else None
+            yield from _pieces("param", parameter.data, cuts, own, self._is_first)
 
     def gradients(
         self,
@@ -78,73 +93,104 @@ class Places:
             only_idle: leave out those that a collective is at work on.
         """
         wanted = None if of is None else {id(parameter) for parameter in of}
-        for parameter, cuts in self._cuts:
+        for parameter, cuts in self._parameters:
             gradient = getattr(parameter, "main_grad", None)
             gradient = parameter.grad if gradient is None else gradient
             if gradient is None or (wanted is not None and id(parameter) not in wanted):
                 continue
             if only_idle and getattr(self._groups.get(id(parameter)), "grad_reduce_handle", None):
                 continue
-            own = self._shards.range_of(parameter) if reduced else None
-            for piece in _pieces("grad", gradient, cuts, own):
+            own = self._owned.get(parameter) if reduced else None
+            for piece in _pieces("grad", gradient.detach(), cuts, own, self._is_first):
                 yield piece if reduced else piece._replace(main=False)
 
     def moments(self) -> Iterator[Piece]:
         """What the optimizers keep for each parameter, and its master where it has one."""
-        for parameter, cuts in self._cuts:
-            found = self._shards.state_of(parameter)
+        for parameter, cuts in self._parameters:
+            found = self._kept.get(id(parameter))
             if found is None:
                 continue
-            own, main, state = found
-            if not _same_memory(main, parameter):
-                yield from _pieces("state.master", main.detach(), cuts, own, cut_already=True)
-            for key, value in state.items():
-                if not isinstance(value, Tensor):
-                    continue
-                if value.numel() == main.numel() and value.dim():
-                    yield from _pieces(f"state.{key}", value, cuts, own, cut_already=True)
-                elif cuts:
-                    first = cuts[0]
-                    is_main = (first.main_shard and own[0] == 0) if own else first.main
-                    yield Piece(first.name, f"state.{key}", value, None, is_main)
+            for slot, tensor in _tensors(found):
+                if tensor.dim():
+                    shard = tensor.detach()
+                    yield from _pieces(slot, shard, cuts, found.own, found.counted, is_shard=True)
+                else:
+                    yield from _scalar(slot, tensor, cuts, found)
 
     def buffers(self) -> Iterator[Piece]:
         """Every buffer, those that no checkpoint holds, too."""
-        for owner, key, name, place, main in self._buffers:
+        for owner, key, name, main in self._buffers:
             value = owner._buffers.get(key)
             if value is not None:
-                yield Piece(name, "buffer", value, place, main)
+                yield Piece(name, "buffer", value, None, main)
+
+
+def total(pieces: Iterable[Piece]) -> int:
+    """What this process adds to the logical root of a stream: the pieces that it counts.
+
+    The sum over all processes, modulo 2^64, is the logical root.
+    """
+    return sum(_contribution(piece) for piece in pieces if piece.main) % 2**64
+
+
+def _contribution(piece: Piece) -> int:
+    place = piece.place or whole(piece.tensor.shape)
+    dtype = str(piece.tensor.dtype).removeprefix("torch.")
+    found = part(piece.tensor.detach(), place).sum
+    return contribution(piece.name, piece.slot, dtype, place.shape, found)
 
 
 def _pieces(
     slot: str,
     tensor: Tensor,
     cuts: Sequence[Cut],
-    own: tuple[int, int] | None,
+    own: Range | None,
+    counted: bool,
     *,
-    cut_already: bool = False,
+    is_shard: bool = False,
 ) -> Iterator[Piece]:
     """The pieces of a tensor that lies as its parameter does; of the elements `own` only, if given.
 
-    With `cut_already` the tensor is those elements and nothing else.
+    With `is_shard` the tensor has those elements and no other.
     """
-    flat = tensor.view(-1)
+    flat = tensor.reshape(-1)
     low, high = own or (0, cuts[-1].end if cuts else 0)
-    skipped = low if own and cut_already else 0
+    shift = low if is_shard else 0
     for cut in cuts:
         start, end = max(low, cut.start), min(high, cut.end)
         if start >= end:
             continue
-        main = cut.main_shard if own else cut.main
         if cut.place is None:
-            yield Piece(cut.name, slot, flat[start - skipped : end - skipped], None, False)
+            yield Piece(cut.name, slot, flat[start - shift : end - shift], None, False)
             continue
-        at = start
+        main = cut.main_shard and counted if own else cut.main
+        at = start - shift
         for box in boxes_of(start - cut.start, end - cut.start, cut.place):
-            count = math.prod(box.sizes)
-            local = flat[at - skipped : at - skipped + count].view(box.sizes)
-            yield Piece(cut.name, slot, local, box, main)
-            at += count
+            local = flat[at : at + math.prod(box.sizes)].view(box.sizes)
+            # Without a place it is all of it, and may be read with others at once.
+            yield Piece(cut.name, slot, local, None if box.sizes == box.shape else box, main)
+            at += local.numel()
+
+
+def _scalar(slot: str, tensor: Tensor, cuts: Sequence[Cut], found: Kept) -> Iterator[Piece]:
+    """A number that is kept for a whole parameter. It is counted where the first element is."""
+    if not cuts:
+        return
+    first = cuts[0]
+    main = first.main
+    if found.own:
+        main = first.main_shard and found.counted and found.own[0] == 0
+    is_first = first.place is not None and not any(first.place.offsets)
+    yield Piece(first.name, slot, tensor, None, main and is_first)
+
+
+def _tensors(found: Kept) -> Iterator[tuple[str, Tensor]]:
+    """Slot and tensor of the master and of each moment."""
+    if not _same_memory(found.stepped, found.parameter):
+        yield "state.master", found.stepped
+    for key, value in found.state().items():
+        if isinstance(value, Tensor):
+            yield "state.master" if key in _MASTER else f"state.{key}", value
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

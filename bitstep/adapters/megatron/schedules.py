@@ -61,6 +61,8 @@ class Schedules:
         number = given.get("current_microbatch")
         if number is None:
             return original(*args, **kwargs)
+        # What the program does before it calls the model is no backward of the one before.
+        self._engine.scope.set_base("forward")
         with self._engine.events.in_chunk(number, None):
             result = original(*args, **kwargs)
             output = _first(result[0])

@@ -57,6 +57,9 @@ class State:
             # The recorder still follows what torch shows.
             self._engine.gap(f"megatron: no logical places: {type(error).__name__}: {error}")
             return
+        if missing := places.unplaced:
+            few = ", ".join(missing[:3])
+            self._engine.gap(f"megatron: {len(missing)} parameters without a place: {few} ...")
         self._source = _Source(places)
         self._engine.use(self._source)
 
