@@ -60,6 +60,9 @@ class State:
         if missing := places.unplaced:
             few = ", ".join(missing[:3])
             self._engine.gap(f"megatron: {len(missing)} parameters without a place: {few} ...")
+        if places.unplaced:
+            first, count = places.unplaced[0], len(places.unplaced)
+            self._engine.gap(f"megatron: {count} parameters are in no logical root: {first} ...")
         self._source = _Source(places)
         self._engine.use(self._source)
 
