@@ -59,6 +59,10 @@ def test_words_that_run_into_each_other_are_told_apart():
     )
 
 
+def test_every_factor_is_odd():
+    assert all(contribution(f"w{i}", "param", "float32", (1,), 1) % 2 for i in range(100))
+
+
 def test_no_other_sum_of_one_tensor_contributes_the_same():
     # An odd factor has an inverse modulo 2^64, which takes every contribution back to its sum.
     inverse = pow(contribution(*WORDS, 1), -1, 2**64)

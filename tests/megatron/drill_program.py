@@ -1,6 +1,6 @@
 """The Megatron program on N processes that are forked from one: Megatron is imported once.
 
-    python drill_program.py 2 --tp 2 --steps 4
+python drill_program.py 2 --tp 2 --steps 4
 """
 
 import os

@@ -1,6 +1,6 @@
 """Megatron's own flags for the small program: what a document's launch line is run with.
 
-    torchrun --nproc-per-node 2 pretrain_gpt.py --tensor-model-parallel-size 2 --train-iters 4
+torchrun --nproc-per-node 2 pretrain_gpt.py --tensor-model-parallel-size 2 --train-iters 4
 """
 
 import runpy
