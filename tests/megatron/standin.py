@@ -4,8 +4,8 @@
    memory counters do nothing; what is asked of its generators, the CPU generator answers.
 2. A TorchFunctionMode takes `device="cuda"` for the CPU, drops pinning, and lets `Tensor.type()`
    say `torch.cuda.FloatTensor`, which Megatron compares with.
-3. Once Megatron's `moe_utils` is imported, the name that it lacks without Transformer Engine is
-   there. Megatron itself is not imported here.
+3. Where Megatron's own modules want Transformer Engine, a tensor on a GPU or nvcc, they are mended
+   once they are imported. Megatron itself is not imported here.
 
 Before the first import of Megatron:
 
