@@ -160,13 +160,23 @@ class Case:
         return (name, slot) if class_of(slot) in BOUNDARY else None
 
     def tensor_of(self, side: int, row: int) -> tuple[str, str] | None:
-        """The tensor of state whose boundary row, before `row`, has the bits of `row`."""
+        """The tensor of state whose boundary row, before `row`, has the bits of `row`. Of several
+        with these bits (zeros), the one whose next boundary differs, if that is one."""
         rows = self.sides[side]
         before = np.isin(self.classes[side][:row], BOUNDARY)
         found = np.flatnonzero(before & (rows.digest[:row] == rows.digest[row]))
-        if not len(found):
-            return None
-        return rows.text("module", int(found[-1])), rows.text("slot", int(found[-1]))
+        names = list(
+            dict.fromkeys((rows.text("module", at), rows.text("slot", at)) for at in found.tolist())
+        )
+        if len(names) > 1:
+            names = [name for name in names if self._differs_after(side, name, row)]
+        return names[0] if len(names) == 1 else None
+
+    def _differs_after(self, side: int, name: tuple[str, str], row: int) -> bool:
+        rows, differ = self.sides[side], self.differing[side]
+        later = differ[differ > row]
+        same = rows.module[later] == rows.codes.number(name[0])
+        return bool((same & (rows.slot[later] == rows.codes.number(name[1]))).any())
 
 
 def _may_write(rows: Rows, wrote: int, row: int) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from bitstep.diff.difference import Cause, Difference, Kind
@@ -59,15 +60,28 @@ class Lines:
             for rank, calls in self._counted.items()
         }
         self._offsets = {rank: self._offset(rank) for rank in self._counted}
+        self._matched = {rank: self._matches(rank) for rank in self._counted}
 
     def _offset(self, rank: int) -> int | None:
         """How many calls the recorder has before the first that the faults count."""
-        counted = [call.op for _, call in self._counted[rank]]
-        recorded = [_plain(site[5]) for site in self._recorded.get(rank, ())]
+        counted, recorded = self._names(rank)
         for offset in range(len(recorded) - len(counted) + 1):
             if recorded[offset : offset + len(counted)] == counted:
                 return offset
         return None
+
+    def _matches(self, rank: int) -> dict[int, int]:
+        """Where the lists differ: the place of a counted call among the recorded ones. gloo runs
+        operations inside of a wait, which are counted and not recorded."""
+        if self.agree(rank):
+            return {}
+        pairs = SequenceMatcher(None, *self._names(rank), autojunk=False).get_matching_blocks()
+        return {a + n: b + n for a, b, size in pairs for n in range(size)}
+
+    def _names(self, rank: int) -> tuple[list[str], list[str]]:
+        """The operations that were counted, and those that were recorded."""
+        counted = [call.op for _, call in self._counted[rank]]
+        return counted, [_plain(site[5]) for site in self._recorded.get(rank, ())]
 
     def agree(self, rank: int) -> bool:
         """Whether both have the same calls of that rank, from the first training forward on."""
@@ -80,7 +94,8 @@ class Lines:
             return None
         if offset is not None:
             return self._sites[rank][offset + place]
-        return self._by_name(rank, step, index)
+        matched = self._matched[rank].get(place)
+        return None if matched is None else self._sites[rank][matched]
 
     def is_between(self, rank: int, site: Mapping[str, Any], seq: int, end: CallKey | None) -> bool:
         """Whether a record comes after the moment of a fault, and not after the call `end`."""
@@ -89,14 +104,6 @@ class Lines:
         if begin is None or seq < recorded[begin]:
             return False
         return end is None or seq <= recorded[end]
-
-    def _by_name(self, rank: int, step: int, index: int) -> CallKey | None:
-        """The call of that operation with the same number in the step: where lines disagree."""
-        calls = [call for s, call in self._counted[rank] if s == step]
-        op = next(call.op for call in calls if call.place == index)
-        number = sum(call.op == op and call.place < index for call in calls)
-        same = [k for k in self._recorded.get(rank, ()) if k[0] == step and _plain(k[5]) == op]
-        return same[number] if number < len(same) else None
 
 
 def _counts(call: Call) -> bool:

@@ -86,6 +86,24 @@ def test_a_parameter_that_an_operation_is_given_is_no_data(runs: tuple[Path, Pat
     )
 
 
+def test_of_several_tensors_with_the_same_bits_the_one_that_changed_is_named(
+    runs: tuple[Path, Path],
+) -> None:
+    """Biases begin as zeros, all of them."""
+    names = ("Net.0.bias", "Net.1.bias")
+
+    def fault(life: Life, rank: int, step: int, moment: str, run: int) -> None:
+        if (step, moment) == (3, "loss"):
+            for name in names:
+                life.row("reduce", "grad", 0, name)
+            life.call("reduce", "aten.copy_", [("", run)], result=9)
+            for name in names:
+                life.row("scale", "grad", run if name == names[0] else 0, name)
+
+    cause = one_cause(compared(runs, fault))
+    assert cause.title == "Net.0.bias (grad) was changed by something that was not recorded"
+
+
 def test_what_an_operation_of_the_step_before_made_is_no_data(runs: tuple[Path, Path]) -> None:
     def fault(life: Life, rank: int, step: int, moment: str, run: int) -> None:
         if (step, moment) == (3, "loss"):

@@ -59,6 +59,18 @@ def test_the_calls_of_recorder_and_faults_are_lined_up():
     assert LINES.recorded(0, 1, 0) is None
 
 
+def test_a_call_that_only_the_faults_counted_has_no_record_and_shifts_nothing():
+    calls = program().calls[0][1]
+    inside = Call(0, "reduce", "", "aten.split", (), frozenset())
+    places = [*calls[:2], inside, *calls[2:]]
+    counted = tuple(call._replace(place=at) for at, call in enumerate(places))
+    lines = Lines(Program({0: {1: counted}}, {}), rows())
+    assert not lines.agree(0)
+    assert lines.recorded(0, 1, 2) is None
+    assert lines.recorded(0, 1, 4) == LINES.recorded(0, 1, 3)
+    assert lines.recorded(0, 1, 1) == LINES.recorded(0, 1, 1)
+
+
 def test_an_output_is_named_exactly_by_the_call_alone():
     assert judged(FLIP, FIRED, EFFECT, cause(Kind.ORIGIN)) == ("exact", "origin at the call")
     other, why = judged(FLIP, FIRED, EFFECT, cause(Kind.ORIGIN, occurrence=0))
