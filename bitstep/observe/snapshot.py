@@ -108,7 +108,8 @@ class Program:
         known = {id(tensor): name for name, tensor in self._names.parameters()}
         for name, parameter, optimizer in self._optimized():
             state = optimizer.state.get(parameter, {}) if hasattr(optimizer, "state") else {}
-            for key, value in state.items():
+            # By name: a state that was restored may have its keys in another order.
+            for key, value in sorted(state.items(), key=lambda item: str(item[0])):
                 for slot, tensor in nested(f"state.{key}", value):
                     yield Item(known.get(id(parameter), name), slot, tensor)
 

@@ -480,3 +480,22 @@ def test_a_number_that_does_not_increase_is_said_and_changes_nothing(tmp_path):
         f"step {wrong} after step {last}: numbers of steps must increase"
         for wrong, last in ((0, 0), (5, 5), (3, 6))
     ]
+
+
+def test_the_order_in_which_an_optimizer_keeps_its_moments_means_nothing(tmp_path):
+    """Megatron's checkpoint restores them in another one."""
+
+    def run(name, reverse):
+        model = small()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def program(_):
+            train(model, optimizer, steps=1)
+            for parameter in model.parameters() if reverse else ():
+                optimizer.state[parameter] = dict(reversed(optimizer.state[parameter].items()))
+            train(model, optimizer, steps=1)
+
+        rows = recorded(tmp_path / name, program, "phase").of(step=2, phase="optimizer")
+        return [(row.site, row.digest) for row in rows]
+
+    assert run("a", reverse=False) == run("b", reverse=True)

@@ -185,10 +185,11 @@ def _scalar(slot: str, tensor: Tensor, cuts: Sequence[Cut], found: Kept) -> Iter
 
 
 def _tensors(found: Kept) -> Iterator[tuple[str, Tensor]]:
-    """Slot and tensor of the master and of each moment."""
+    """Slot and tensor of the master and of each moment, by name: a restored state may have its
+    keys in another order."""
     if not _same_memory(found.stepped, found.parameter):
         yield "state.master", found.stepped
-    for key, value in found.state().items():
+    for key, value in sorted(found.state().items()):
         if isinstance(value, Tensor):
             yield "state.master" if key in _MASTER else f"state.{key}", value
 
