@@ -127,7 +127,8 @@ def _by_scope(
         mine, other = groups_a[key], groups_b[key]
         part_a, part_b = sorted_a[mine.start : mine.end], sorted_b[other.start : other.end]
         if mine.sites != other.sites or len(part_a) != len(part_b):
-            part_a, part_b = _aligned(a, part_a, b, part_b, places)
+            by_content = _moved(a, part_a, b, part_b, places)
+            part_a, part_b = by_content or _aligned(a, part_a, b, part_b, places)
             aligned += 1
         elif _unequal(a, part_a, b, part_b).any():
             by_content = _permuted(a, part_a, b, part_b, places)
@@ -213,17 +214,43 @@ def _aligned(a: Rows, part_a: Ints, b: Rows, part_b: Ints, places: _Places) -> t
     return np.concatenate(found_a), np.concatenate(found_b)
 
 
+def _moved(
+    a: Rows, part_a: Ints, b: Rows, part_b: Ints, places: _Places
+) -> tuple[Ints, Ints] | None:
+    """Where calls came or went and most others are there in both, in another order: pairs by
+    content, the rest aligned. None: the others kept their order."""
+    calls_a, calls_b = _calls(a, part_a, places, 0), _calls(b, part_b, places, 1)
+    pairs = _by_content(calls_a, calls_b)
+    order = [pairs[i] for i in sorted(pairs)]
+    if order == sorted(order) or 2 * len(pairs) < len(calls_a.contents):
+        return None
+    taken = set(pairs.values())
+    left = (
+        [calls_a.rows[i] for i in range(len(calls_a.names)) if i not in pairs],
+        [calls_b.rows[j] for j in range(len(calls_b.names)) if j not in taken],
+    )
+    rows = [_same_slots(a, calls_a.rows[i], b, calls_b.rows[j]) for i, j in pairs.items()]
+    if all(left):
+        rows.append(_aligned(a, np.concatenate(left[0]), b, np.concatenate(left[1]), places))
+    return np.concatenate([one for one, _ in rows]), np.concatenate([two for _, two in rows])
+
+
+def _by_content(calls_a: _Calls, calls_b: _Calls) -> dict[int, int]:
+    """The calls of a that are in b with the same bits: each with the first that is left."""
+    waiting: dict[int, list[int]] = {}
+    for at, content in reversed(list(enumerate(calls_b.contents))):
+        waiting.setdefault(content, []).append(at)
+    return {i: waiting[content].pop() for i, content in enumerate(calls_a.contents)
+            if waiting.get(content)}  # fmt: skip
+
+
 def _permuted(
     a: Rows, part_a: Ints, b: Rows, part_b: Ints, places: _Places
 ) -> tuple[Ints, Ints] | None:
     """Pairs by content, where most calls of a scope are there in both, in another order; the
     others keep their order. None: the calls are not the same ones."""
     calls_a, calls_b = _calls(a, part_a, places, 0), _calls(b, part_b, places, 1)
-    waiting: dict[int, list[int]] = {}
-    for at, content in reversed(list(enumerate(calls_b.contents))):
-        waiting.setdefault(content, []).append(at)
-    pairs = {i: waiting[content].pop() for i, content in enumerate(calls_a.contents)
-             if waiting.get(content)}  # fmt: skip
+    pairs = _by_content(calls_a, calls_b)
     moved = sum(i != j for i, j in pairs.items())
     if not moved or 2 * len(pairs) < len(calls_a.contents):
         return None

@@ -258,3 +258,19 @@ def test_an_evaluation_in_one_run_is_not_compared_with_a_step_of_the_other(
     found = compare_runs(*runs)
     assert (found.outcome, found.causes) == (Outcome.UNVERIFIED, ())
     assert found.reasons == ("only B has step 6",)
+
+
+def test_calls_in_another_order_are_paired_also_where_one_run_has_one_more(
+    runs: tuple[Path, Path],
+) -> None:
+    """Parameters in another order, and one run saves them in that step."""
+
+    def fault(life: Life, rank: int, step: int, moment: str, run: int) -> None:
+        if (step, moment) == (3, "loss"):
+            for value in (73, 71, 72) if run else (71, 72, 73):
+                life.call("scale", "aten.mul_", [("", value)], out="mutated.0", result=value + 100)
+            if run:
+                life.call("scale", "aten.clone", [("", 5)], result=5)
+
+    cause = one_cause(compared(runs, fault))
+    assert (cause.kind, cause.where.op) == (Kind.MISSING, "aten.clone")
