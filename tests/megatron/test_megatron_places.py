@@ -268,8 +268,8 @@ def test_what_float32_parameters_keep_goes_by_the_parameter():
     inner = SimpleNamespace(state={model.w: moments(model.w)}, param_groups=[{"params": [model.w]}])
     pieces = list(Places([model], SimpleNamespace(optimizer=inner)).moments())
     assert [(p.name, p.slot, tuple(p.tensor.shape), p.main) for p in pieces] == [
-        ("GPTModel.w", "state.step", (), True),
         ("GPTModel.w", "state.exp_avg", (2, 3), True),
+        ("GPTModel.w", "state.step", (), True),
     ]
 
 
@@ -284,7 +284,7 @@ def test_a_16_bit_parameter_has_a_master():
     )
     chained = SimpleNamespace(chained_optimizers=[one, SimpleNamespace(is_stub_optimizer=True)])
     slots = [piece.slot for piece in Places([model], chained).moments()]
-    assert slots == ["state.master", "state.step", "state.exp_avg"]
+    assert slots == ["state.master", "state.exp_avg", "state.step"]
 
 
 def distributed(model, ranges, masters, instance=0):
