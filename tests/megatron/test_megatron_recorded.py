@@ -76,12 +76,34 @@ def rows_of(run_folder, step):
     return found, gaps
 
 
-def test_a_recorded_run_prints_the_bits_of_a_bare_one_and_has_every_phase(tmp_path):
+METRICS = {
+    ("backward", "metric.loss", ""),
+    ("clip", "metric.grad_norm", ""),
+    ("clip", "metric.num_zeros", ""),
+    ("forward", "metric.lm loss", ""),
+    ("forward", "metric.load_balancing_loss", "layer 1"),
+    ("forward", "metric.load_balancing_loss", "layer 2"),
+    ("optimizer", "metric.load_balancing_loss (reduced)", ""),
+    ("optimizer", "metric.updated", ""),
+}
+STREAMS = {"data-parallel-rng", "expert-parallel-rng", "model-parallel-rng"}
+
+
+def test_a_recorded_run_prints_the_bits_of_a_bare_one_and_has_all_that_megatron_knows(tmp_path):
     words = launch(1, "--experts 2 --count-zeros", steps=2)
     assert record(words, tmp_path, "a") == run(words, tmp_path)
     found, gaps = rows_of(tmp_path / "a", 2)
     assert {phase for phase, _ in found} >= ALWAYS
     assert gaps == []
+    sites = [row.site for row in read_trace(tmp_path / "a" / "attempt-000").records(process=0)]
+    last = [site for site in sites if site.step == 2]
+    metrics = {(s.phase, s.slot, s.module) for s in last if s.slot.startswith("metric.")}
+    assert metrics == METRICS
+    streams = {s.module for s in last if s.slot == "rng" and s.module.startswith("tracker:")}
+    assert streams == {f"tracker:{name}" for name in STREAMS}
+    reduced = {s.op for s in last if s.phase == "reduce" and s.slot == "grad"}
+    assert reduced == {"before grad_sync", "after grad_sync"}
+    assert {s.microbatch for s in last if s.phase == "forward" and s.module} == {0, 1}
 
 
 @pytest.mark.long
