@@ -69,6 +69,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = []
     for *cells, last in (head, *rows):
         start = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths, strict=True))
-        first, *others = textwrap.wrap(last, WIDTH - indent, break_long_words=False) or [""]
+        first, *others = _wrapped(last, WIDTH - indent)
         lines += [(start + first).rstrip(), *(" " * indent + other for other in others)]
     return lines
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    # A word with hyphens may be an option, to be copied whole.
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

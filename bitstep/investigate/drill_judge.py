@@ -180,7 +180,11 @@ def _named(
 ) -> str | None:
     """How a cause names the fault, or None."""
     where = cause.where
-    if flip.rank not in (where.rank, *cause.ranks) or cause.kind not in KINDS[flip.kind]:
+    # What a call gives while data are made is data.
+    makes_data = cause.kind is Kind.DATA and where.phase == "data" and flip.kind == "output"
+    if flip.rank not in (where.rank, *cause.ranks):
+        return None
+    if cause.kind not in KINDS[flip.kind] and not makes_data:
         return None
     if _key(where) == expected:
         return f"{cause.kind.value} at the call"

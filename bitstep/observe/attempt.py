@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bitstep.errors import RunError
+from bitstep.trace.run import LIFE
 
 MOST: Final = 1000
 """Attempts of a run, at most."""
 NEAR: Final = 64
 """Claims of that many ranks next to ours are looked at: a host has neighbouring ranks, and a
 launch of thousands must not read millions of files."""
-LIFE: Final = "life.json"
 
 _LAUNCHERS: Final = (
     # Not TORCHELASTIC_RESTART_COUNT: on several nodes each agent counts its own.

@@ -39,6 +39,10 @@ _LABELS: Final = {
 """Metric to the head of its column, in the order of the columns; others follow by name."""
 
 
+_Key = tuple[int, str]
+"""Rank, and which of its batches or generators; our engine has one of each."""
+
+
 @dataclass
 class _Step:
     """What one attempt recorded of one step."""
@@ -48,8 +52,11 @@ class _Step:
     root: int
     metrics: dict[str, Record] = field(default_factory=dict)
     roots: dict[str, Record] = field(default_factory=dict)
-    batch: dict[int, Record] = field(default_factory=dict)
-    rng: dict[int, Record] = field(default_factory=dict)
+    batch: dict[_Key, Record] = field(default_factory=dict)
+    rng: dict[_Key, Record] = field(default_factory=dict)
+    own: dict[str, Record] = field(default_factory=dict)
+    own_roots: dict[str, Record] = field(default_factory=dict)
+    """The metrics and roots of the first process that has them."""
     is_start: bool = False
     """Only the state that an attempt began with: it repeats a step, and replaces none."""
     superseded_by: int | None = None
@@ -106,6 +113,8 @@ def _steps(attempts: Sequence[AttemptTrace]) -> list[_Step]:
             _file_record(mine[record.site.step], record)
             phases.setdefault(record.site.step, set()).add(record.site.phase)
         for number, step in mine.items():
+            # A recording has no rows of the whole run: those of its first rank stand for it.
+            step.metrics, step.roots = step.metrics or step.own, step.roots or step.own_roots
             step.is_start = phases.get(number) == {"start"}
             if step.is_start:
                 step.notes.append("the state it began with")
@@ -116,20 +125,25 @@ def _steps(attempts: Sequence[AttemptTrace]) -> list[_Step]:
 
 
 def _file_record(step: _Step, record: Record) -> None:
-    slot, rank = record.site.slot, record.site.rank
-    if rank == WHOLE_RUN and slot.startswith("metric."):
-        _add(step, step.metrics, slot.removeprefix("metric."), record)
-    elif rank == WHOLE_RUN and slot.startswith("root."):
-        _add(step, step.roots, slot.removeprefix("root."), record)
-    elif slot == "batch":
-        _add(step, step.batch, rank, record)
-    elif slot == "rng" and not record.site.module:
-        _add(step, step.rng, rank, record)
+    slot, rank, part = record.site.slot, record.site.rank, record.site.module
+    if record.site.op:
+        return
+    if slot.startswith(("metric.", "root.")):
+        kind, _, name = slot.partition(".")
+        if rank == WHOLE_RUN:
+            _add(step, step.metrics if kind == "metric" else step.roots, name, record)
+        elif not part and record.site.microbatch < 1:
+            (step.own if kind == "metric" else step.own_roots).setdefault(name, record)
+    elif slot == "batch" and not part:
+        which = record.site.microbatch
+        _add(step, step.batch, (rank, f"microbatch {which}" if which > 0 else ""), record)
+    elif slot == "rng":
+        _add(step, step.rng, (rank, part), record)
     elif rank == WHOLE_RUN and slot == "root" and record.digest != step.root:
         step.notes.append(f"a row says root {record.digest:016x}")
 
 
-def _add(step: _Step, found: dict[Any, Record], key: str | int, record: Record) -> None:
+def _add(step: _Step, found: dict[Any, Record], key: str | _Key, record: Record) -> None:
     """Keep the first of equal rows: every process may record what belongs to the whole run."""
     first = found.setdefault(key, record)
     if (first.digest, first.dtype) != (record.digest, record.dtype):
@@ -158,7 +172,7 @@ def _step_json(step: _Step) -> dict[str, Any]:
             name: {"value": _value(row), "bits": f"{row.digest:016x}", "dtype": row.dtype}
             for name, row in sorted(step.metrics.items())
         },
-        "roots": _hex(step.roots),
+        "roots": {name: f"{row.digest:016x}" for name, row in sorted(step.roots.items())},
         "batch": _hex(step.batch),
         "rng": _hex(step.rng),
         "is_start": step.is_start,
@@ -167,8 +181,11 @@ def _step_json(step: _Step) -> dict[str, Any]:
     }
 
 
-def _hex(rows: Mapping[Any, Record]) -> dict[str, str]:
-    return {str(key): f"{rows[key].digest:016x}" for key in sorted(rows)}
+def _hex(rows: Mapping[_Key, Record]) -> dict[str, str]:
+    return {
+        f"{rank} {which}".rstrip(): f"{row.digest:016x}"
+        for (rank, which), row in sorted(rows.items())
+    }
 
 
 def _value(row: Record) -> float | int | str | None:
@@ -181,14 +198,19 @@ def _value(row: Record) -> float | int | str | None:
 
 def _attempt_line(attempt: AttemptTrace) -> str:
     steps = attempt.trace.steps
-    status = attempt.status or "no end marker: it was killed, or still runs"
+    # Only our engine has an end marker of its own; a recording that is whole was closed.
+    recorded = "recorded to its end" if attempt.is_recording and attempt.trace.complete else ""
+    status = attempt.status or recorded or "no end marker: it was killed, or still runs"
     span = f"steps {min(steps)} to {max(steps)}" if steps else "no step"
     return f"attempt {attempt.number}: {span}; {status}"
 
 
 def _table(steps: Sequence[_Step]) -> list[str]:
     """Head and lines, in columns as wide as their widest cell."""
-    present = {name for step in steps for name in step.metrics}
+    # A metric of several numbers is known by its fingerprint alone.
+    present = {
+        name for step in steps for name, row in step.metrics.items() if _value(row) is not None
+    }
     metrics = [name for name in _LABELS if name in present]
     metrics += sorted(present - set(_LABELS))
     labels = [printable(_LABELS.get(name, name)) for name in metrics]
@@ -212,9 +234,9 @@ def _cell(row: Record | None) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _short(batch: Mapping[int, Record]) -> str:
+def _short(batch: Mapping[_Key, Record]) -> str:
     """Eight digits over the batches of all logical ranks."""
     if not batch:
         return "-"
-    pieces = [f"{rank}:{batch[rank].digest:016x}" for rank in sorted(batch)]
+    pieces = [f"{name}:{digest}" for name, digest in _hex(batch).items()]
     return hashlib.blake2b(" ".join(pieces).encode(), digest_size=4).hexdigest()

@@ -22,6 +22,9 @@ from bitstep.errors import RunError, TraceError
 from bitstep.trace.files import open_plain
 from bitstep.trace.reader import Trace, read_trace
 
+LIFE: Final = "life.json"
+"""With it the directory of an attempt arrives that a recorder makes."""
+
 _NAME: Final = re.compile(r"attempt-(\d{3,})", re.ASCII)
 _STATUS: Final = ("finished", "stopped")
 _MAX_END_BYTES: Final = 1 << 16
@@ -37,6 +40,11 @@ class AttemptTrace:
     """finished or stopped (saved, to be resumed); None: no end marker, so killed or running."""
     damage: tuple[str, ...]
     """Of the trace and of the end marker."""
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a recorder wrote it, from outside of the program, and not our engine."""
+        return (self.trace.directory / LIFE).exists()
 
 
 def read_run(run: Path) -> tuple[AttemptTrace, ...]:

@@ -69,6 +69,36 @@ def test_a_write_between_an_operation_and_the_end_of_its_module_is_unseen(
     )
 
 
+@pytest.mark.parametrize("level", ["op", "module"])
+def test_a_parameter_that_a_module_gives_back_is_named_where_it_changed(
+    runs: tuple[Path, Path], level: str
+) -> None:
+    """Layers of Megatron give back their bias, to be added later: no operation made it."""
+
+    def fault(life: Life, rank: int, step: int, moment: str, run: int) -> None:
+        if (step, moment) == (3, "data"):
+            life.row("optimizer", "param", 50, "Net.1.bias")
+        if (step, moment) == (3, "loss"):
+            life.row("forward", "out.1", 50 + run, "Net.1", microbatch=0)
+
+    cause = one_cause(compared(runs, fault, level=level))
+    assert (cause.kind, cause.where.slot, cause.where.module) == (Kind.UNSEEN, "out.1", "Net.1")
+    assert cause.title == "Net.1.bias (param) was changed by something that was not recorded"
+    assert cause.because[0] == (
+        "It was equal at param Net.1.bias, phase optimizer, and differs at out.1 Net.1, phase "
+        "forward."
+    )
+
+
+def test_what_a_module_computed_is_no_parameter(runs: tuple[Path, Path]) -> None:
+    def fault(life: Life, rank: int, step: int, moment: str, run: int) -> None:
+        if (step, moment) == (3, "loss"):
+            life.row("forward", "out.1", 50 + run, "Net.1", microbatch=0)
+
+    cause = one_cause(compared(runs, fault, level="module"))
+    assert (cause.kind, cause.where.slot) == (Kind.ORIGIN, "out.1")
+
+
 def test_a_parameter_that_an_operation_is_given_is_no_data(runs: tuple[Path, Path]) -> None:
     states = [first_state()], [first_state()]
     for run, mine in zip(runs, states, strict=True):

@@ -82,6 +82,17 @@ def test_a_right_place_of_a_wrong_kind_is_not_named():
     assert judged(FLIP, FIRED, EFFECT, cause(Kind.DATA))[0] == "unnamed"
 
 
+def test_a_call_that_makes_the_batch_is_named_as_data():
+    sites = [(r.site, r.seq) for r in rows()]
+    made = [Record(n, s._replace(phase="data"), 0, "float32") for s, n in sites]
+    lines = Lines(program(), made)
+    data = cause(Kind.DATA, phase="data")
+    found = judge(FLIP, [FIRED], EFFECT, difference_of("a", "b", [data]), lines)
+    assert (found.outcome, found.why) == ("exact", "data at the call")
+    stray = judge(STRAY, [FIRED], EFFECT, difference_of("a", "b", [data]), lines)
+    assert stray.outcome == "unnamed"
+
+
 def test_a_stray_write_is_named_by_its_first_reader_or_by_its_tensor():
     receipt = {**FIRED, "site": {**SITE, "call": 1}, "consumer": {**SITE, "call": 4}}
     reader = cause(Kind.UNSEEN, op="aten.mul_.x", occurrence=0, slot="in.0")

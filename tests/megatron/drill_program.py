@@ -3,6 +3,7 @@
 python drill_program.py 2 --tp 2 --steps 4
 """
 
+import atexit
 import os
 import socket
 import sys
@@ -34,6 +35,8 @@ def fork(world):
                 gpt_program.main()
             except BaseException:
                 sys.excepthook(*sys.exc_info())
+                # As an interpreter would: a recorder has the step that was not finished to write.
+                atexit._run_exitfuncs()
                 os._exit(1)
             sys.stdout.flush()
             os._exit(0)

@@ -6,6 +6,7 @@ import json
 import math
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,58 @@ def test_a_line_per_step_the_newest_first(tmp_path: Path) -> None:
         "1     aaaaaaaa  5.125  0.5   2048    347076ac",
         "0     00000000  -      -     -       -         attempt 0; the state it began with",
     ]
+
+
+def recorded_rows(seq: int) -> list[Record]:
+    """What a recorder writes of one step of rank 1: streams, two microbatches, several numbers."""
+
+    def row(phase: str, slot: str, digest: int, dtype: str, **where: Any) -> Record:
+        return Record(next(numbers), Site(1, 1, phase, slot, **where), digest, dtype)
+
+    numbers = count(seq)
+    loss = metric_bits(2.5, "float32")
+    return [
+        *(row("data", "rng", 7 + n, "uint8", module=m) for n, m in enumerate(("torch", "numpy"))),
+        *(row("data", "batch", 20 + n, "int64", module=str(n), microbatch=n) for n in (0, 1)),
+        *(row("data", "batch", 30 + n, "uint64", microbatch=n) for n in (0, 1)),
+        *(row("backward", "metric.loss", loss + n, "float32", microbatch=n) for n in (0, 1)),
+        row("forward", "metric.lm loss", 1 << 63, "float32", microbatch=0),
+        row("forward", "rng", 99, "uint8", op="aten.bernoulli_"),
+        row("optimizer", "root.params", 77, "uint64"),
+    ]
+
+
+def test_a_recording_is_shown_by_its_first_rank_and_nobody_disagrees(tmp_path: Path) -> None:
+    directory = tmp_path / "attempt-000"
+    with TraceWriter(directory, 1) as trace:
+        trace.write(recorded_rows(0))
+        trace.end_step(1, 0xAAAAAAAA00000001)
+    (directory / "life.json").write_text("{}")
+    assert log_text(tmp_path).splitlines() == [
+        "attempt 0: steps 1 to 1; recorded to its end",
+        "",
+        "step  root      loss  batch",
+        "1     aaaaaaaa  2.5   bf88abc7",
+    ]
+    row = log_json(tmp_path)[0]
+    assert row["batch"] == {"1": "000000000000001e", "1 microbatch 1": "000000000000001f"}
+    assert row["rng"] == {"1 numpy": "0000000000000008", "1 torch": "0000000000000007"}
+    assert row["roots"] == {"params": "000000000000004d"}
+    assert row["metrics"]["lm loss"] == {
+        "value": None,
+        "bits": "8000000000000000",
+        "dtype": "float32",
+    }
+    assert row["notes"] == []
+
+
+def test_a_recording_that_was_cut_says_so(tmp_path: Path) -> None:
+    trace = TraceWriter(tmp_path / "attempt-000", 1)
+    trace.write(recorded_rows(0))
+    trace.end_step(1, 1)
+    (tmp_path / "attempt-000" / "life.json").write_text("{}")
+    first = log_text(tmp_path).splitlines()[0]
+    assert first == "attempt 0: steps 1 to 1; no end marker: it was killed, or still runs"
 
 
 def test_last_counts_steps_and_not_lines(tmp_path: Path) -> None:
