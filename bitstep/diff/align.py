@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -235,13 +237,18 @@ def _moved(
     return np.concatenate([one for one, _ in rows]), np.concatenate([two for _, two in rows])
 
 
-def _by_content(calls_a: _Calls, calls_b: _Calls) -> dict[int, int]:
-    """The calls of a that are in b with the same bits: each with the first that is left."""
+def _by_content(
+    calls_a: _Calls, calls_b: _Calls, settled: Mapping[int, int] = MappingProxyType({})
+) -> dict[int, int]:
+    """The calls of a that are in b with the same bits, those that are settled left out: each with
+    the first that is left."""
+    taken = set(settled.values())
     waiting: dict[int, list[int]] = {}
     for at, content in reversed(list(enumerate(calls_b.contents))):
-        waiting.setdefault(content, []).append(at)
+        if at not in taken:
+            waiting.setdefault(content, []).append(at)
     return {i: waiting[content].pop() for i, content in enumerate(calls_a.contents)
-            if waiting.get(content)}  # fmt: skip
+            if i not in settled and waiting.get(content)}  # fmt: skip
 
 
 def _permuted(
@@ -250,8 +257,12 @@ def _permuted(
     """Pairs by content, where most calls of a scope are there in both, in another order; the
     others keep their order. None: the calls are not the same ones."""
     calls_a, calls_b = _calls(a, part_a, places, 0), _calls(b, part_b, places, 1)
-    pairs = _by_content(calls_a, calls_b)
-    moved = sum(i != j for i, j in pairs.items())
+    # Of calls with the same bits (a mask that each microbatch makes anew) those that match where
+    # they are stay there: one whose result was damaged would else look like one that moved.
+    both = enumerate(zip(calls_a.contents, calls_b.contents, strict=False))
+    stay = {i: i for i, (one, two) in both if one == two}
+    moved = _by_content(calls_a, calls_b, stay)
+    pairs = stay | moved
     if not moved or 2 * len(pairs) < len(calls_a.contents):
         return None
     taken = set(pairs.values())

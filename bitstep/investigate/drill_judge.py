@@ -28,10 +28,11 @@ Judgement = Literal["null", "exact", "unnamed", "missed"]
 CallKey = tuple[int, str, str, int, str, str, int]
 """Step, phase, pass, microbatch, module, operation and occurrence of recorded rows."""
 KINDS = {
-    "output": (Kind.ORIGIN, Kind.COLLECTIVE),
-    "input": (Kind.ORIGIN, Kind.COLLECTIVE),
+    # Of a call that is recomputed, its forward in the same run tells as much.
+    "output": (Kind.ORIGIN, Kind.COLLECTIVE, Kind.RECOMPUTE),
+    "input": (Kind.ORIGIN, Kind.COLLECTIVE, Kind.RECOMPUTE),
     # Where a digest was carried, the call that takes the byte looks like the origin.
-    "stray": (Kind.UNSEEN, Kind.ORIGIN, Kind.COLLECTIVE),
+    "stray": (Kind.UNSEEN, Kind.ORIGIN, Kind.COLLECTIVE, Kind.RECOMPUTE),
 }
 """What a fault may be named as."""
 

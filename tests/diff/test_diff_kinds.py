@@ -338,6 +338,23 @@ def test_the_same_calls_in_another_order_are_the_same(runs: tuple[Path, Path]) -
     assert "1 scopes ran the same calls in another order; paired by content" in found.notes
 
 
+def test_one_of_several_calls_with_the_same_bits_that_is_damaged_has_not_moved(
+    runs: tuple[Path, Path],
+) -> None:
+    """Each microbatch makes the same mask anew."""
+    for run, results in zip(runs, ((5, 5, 5), (6, 5, 5)), strict=True):
+
+        def masks(life: Life, results: tuple[int, ...] = results) -> None:
+            for result in results:
+                life.call("forward", "aten.ones", result=result)
+                life.call("forward", "aten.triu", [("aten.ones", result)])
+
+        record(run, fault=at(3, "loss", masks))
+    cause = one_cause(runs)
+    assert (cause.kind, cause.where.op) == (Kind.ORIGIN, "aten.ones")
+    assert (cause.where.occurrence, cause.where.slot) == (0, "out.0")
+
+
 def test_recomputation_that_draws_anew(runs: tuple[Path, Path]) -> None:
     record(runs[0])
     record(runs[1], recompute="new")
