@@ -58,6 +58,8 @@ class Pairs:
     """One run recorded this step at a deeper level."""
     reordered: int = 0
     """Scopes that ran the same calls in another order: paired by their contents."""
+    ended: str = ""
+    """a or b: the run that ended within this step."""
 
     @property
     def equal(self) -> bool:

@@ -19,7 +19,8 @@ from typing import Final
 from bitstep.contract.classes import MUST
 from bitstep.contract.manifest import NAME as MANIFEST
 from bitstep.contract.manifest import Difference as KeyDifference
-from bitstep.contract.manifest import compare, read_manifest
+from bitstep.contract.manifest import compare
+from bitstep.contract.placement import newest
 from bitstep.diff import shown
 from bitstep.diff.advice import hints
 from bitstep.diff.coverage import (
@@ -145,7 +146,7 @@ def _manifests(a: Path, b: Path) -> tuple[tuple[KeyDifference, ...], list[str]]:
     found, silent = [], []
     for name, run in (("A", a), ("B", b)):
         try:
-            found.append(read_manifest(run)[-1].manifest)
+            found.append(newest(run))
         except ContractError as error:
             why = "it cannot be trusted" if (run / MANIFEST).exists() else "it is missing"
             silent.append(f"settings were not compared: the manifest of {name}: {why}")

@@ -52,6 +52,7 @@ def why_unverified(
     reasons += list(missing_ranks(a, b))
     reasons += [f"attempt {one.attempt} of {one.run.upper()} could not be placed on the steps"
                 for one in placed if not one.known]  # fmt: skip
+    reasons += _ended(courses)
     if tail := _tail(courses, a, b):
         reasons.append(tail)
     if strict:
@@ -62,6 +63,7 @@ def why_unverified(
 def notes(courses: Sequence[Course], a: Run, b: Run, thorough: bool) -> list[str]:
     """What was not observed or not compared, one line each."""
     found = [*missing_ranks(a, b), *_gaps(a, b), *_counts(a, b), *_evaluated(courses, a, b)]
+    found += _ended(courses)
     if tail := _tail(courses, a, b):
         found.append(tail)
     if any(course.unlike for course in courses):
@@ -146,6 +148,16 @@ def _world(life: Life) -> int:
             found = rows.digest[rows.slot == rows.codes.number("world")]
             return int(min(found[0], 1 << 20)) if len(found) else 0
     return 0
+
+
+def _ended(courses: Sequence[Course]) -> list[str]:
+    """Runs that ended within a step, as a program does that dies: compared up to there."""
+    ended: dict[tuple[str, int], list[int]] = {}
+    for course in courses:
+        if course.ended:
+            ended.setdefault((course.ended, max(course.steps)), []).append(course.process)
+    return [f"{run.upper()} ended within step {step}, before its optimizer, on {_ranks(ranks)}"
+            for (run, step), ranks in sorted(ended.items())]  # fmt: skip
 
 
 def _tail(courses: Sequence[Course], a: Run, b: Run) -> str | None:

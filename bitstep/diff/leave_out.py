@@ -7,11 +7,14 @@
 3. Where a life ends or is resumed the program does something else around the step than a run that
    goes on: calls that only one has there are none to report.
 4. Forwards after the last step, without training, are counted as one more step. They are none.
+5. A program that dies within a step never comes to its optimizer: the state that is recorded then
+   is no end of a step, and settings that were not reached are no other settings.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -61,6 +64,18 @@ def lost_end(pairs: Pairs, a: Rows, b: Rows, slots: Slots) -> tuple[Pairs, bool]
     only = [chosen[~_end_state(rows, chosen, slots)]
             for rows, chosen in ((a, pairs.only_a), (b, pairs.only_b))]  # fmt: skip
     return replace(pairs, differ=differ, only_a=only[0], only_b=only[1]), True
+
+
+def unfinished(pairs: Pairs, a: Rows, b: Rows, slots: Slots, last: Sequence[bool]) -> Pairs:
+    """Without the end of a step that one run never came to. `last`: whether the step is the last
+    of each."""
+    came = [bool((slots.classes(rows) == Class.HYPER).any()) for rows in (a, b)]
+    if came[0] == came[1] or not last[came.index(False)] or not (has_trained(a) and has_trained(b)):
+        return pairs
+    end = (a.phase == a.codes.number("optimizer"))[pairs.a]
+    end |= (slots.classes(a) == Class.ROOT)[pairs.a]
+    ended = "ab"[came.index(False)]
+    return without_tails(replace(pairs, differ=pairs.differ & ~end, ended=ended))
 
 
 def other_work(pairs: Pairs, a: Rows, b: Rows, slots: Slots) -> bool:

@@ -98,6 +98,8 @@ class Course:
     """Scopes that ran the same calls in another order."""
     lost: bool = False
     """The state at the end of a last step was not recorded."""
+    ended: str = ""
+    """a or b: the run that ended within the last step that was compared."""
     unread: int | None = None
     """The first step that could not be read because of damage."""
     level: int | None = None
@@ -197,6 +199,8 @@ def _pair(course: Course, leg: Leg, step: int, a: Rows, b: Rows, slots: Slots) -
     pairs, lost = leave_out.lost_end(pairs, a, b, slots)
     course.lost |= lost
     turns = [step in _turns(life, course.process) for life in (leg.a, leg.b)]
+    pairs = leave_out.unfinished(pairs, a, b, slots, turns)
+    course.ended = pairs.ended
     if any(turns) and not (all(turns) and _both_closed(leg, course.process)):
         pairs = leave_out.without_tails(pairs)
     course.see_level(pairs.level)

@@ -226,11 +226,12 @@ class Life:
 
 def record(
     folder: Path, steps: int = 6, states: list[State] | None = None, attempt: int = 0,
-    close: bool = True, evaluate: bool = False, **options: object,
+    close: bool = True, evaluate: bool = False, dies: bool = False, **options: object,
 ) -> list[State]:  # fmt: skip
     """Simulate `steps` steps and write what a recorder would; gives back the end states.
 
-    With `evaluate` a forward without training follows the last step.
+    With `evaluate` a forward without training follows the last step. With `dies` the program ends
+    in the next step, after its backward.
     """
     life = Life(**options)  # type: ignore[arg-type]
     life.seq = [0] * life.world
@@ -263,6 +264,11 @@ def record(
         life.call("forward", "aten.mm", [("batch", 3)])
         life.row("optimizer", "root", roots[life.rank], dtype="uint64")
         flush(life.rank, roots[life.rank])
+    for life.rank, state in enumerate(states if dies else ()):
+        life.begin(steps + 1, "data", state)
+        life.forward(state)
+        life.row("optimizer", "root.grads", 1, dtype="uint64")
+        flush(life.rank, life.state_rows("optimizer", 1, state))
     for writer in writers:
         if close:
             writer.close()

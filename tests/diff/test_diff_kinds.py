@@ -338,6 +338,31 @@ def test_the_same_calls_in_another_order_are_the_same(runs: tuple[Path, Path]) -
     assert "1 scopes ran the same calls in another order; paired by content" in found.notes
 
 
+@pytest.mark.parametrize("goes_on", [3, 5])
+@pytest.mark.parametrize("close", [True, False])
+def test_a_step_that_a_run_died_in_has_no_end_to_compare(
+    runs: tuple[Path, Path], goes_on: int, close: bool
+) -> None:
+    """Nor other settings: they were not reached."""
+    record(runs[0], steps=goes_on)
+    record(runs[1], steps=2, dies=True, close=close)
+    found = compared(runs)
+    assert (found.outcome, found.causes) == (Outcome.UNVERIFIED, ())
+    ended = "B ended within step 3, before its optimizer, on rank 0"
+    assert found.reasons[0 if close else 1 :] == (
+        (ended,) if goes_on == 3 else (ended, "only A has steps 4 to 5")
+    )
+    assert found.covered.steps == (0, 3)
+
+
+def test_what_differs_in_the_step_that_a_run_died_in_is_named(runs: tuple[Path, Path]) -> None:
+    record(runs[0], steps=3)
+    record(runs[1], steps=2, dies=True, fault=at(3, "forward", make_noise))
+    cause = one_cause(runs)
+    assert (cause.kind, cause.where.step, cause.where.op) == (Kind.ORIGIN, 3, "aten.mm")
+    assert "B ended within step 3, before its optimizer, on rank 0" in compared(runs).notes
+
+
 def test_one_of_several_calls_with_the_same_bits_that_is_damaged_has_not_moved(
     runs: tuple[Path, Path],
 ) -> None:
