@@ -153,7 +153,7 @@ class Case:
 
     def _kept_tensor(self) -> tuple[str, str] | None:
         """The tensor of state that still had these bits at the end of the step before."""
-        if not self.text("op") or self.kept is None:
+        if self.kept is None or not (self.text("op") or self.kind is Class.OUTPUT):
             return None
         rows, row = self.kept
         name, slot = rows.text("module", row), rows.text("slot", row)

@@ -84,10 +84,29 @@ def test_a_parameter_that_a_module_gives_back_is_named_where_it_changed(
     cause = one_cause(compared(runs, fault, level=level))
     assert (cause.kind, cause.where.slot, cause.where.module) == (Kind.UNSEEN, "out.1", "Net.1")
     assert cause.title == "Net.1.bias (param) was changed by something that was not recorded"
+    since = "after" if level == "op" else "at"
     assert cause.because[0] == (
-        "It was equal at param Net.1.bias, phase optimizer, and differs at out.1 Net.1, phase "
-        "forward."
+        f"It was equal {since} param Net.1.bias, phase optimizer, and differs at out.1 Net.1, "
+        "phase forward."
     )
+
+
+@pytest.mark.parametrize("level", ["op", "module"])
+def test_a_parameter_that_a_module_gives_back_again_is_named(
+    runs: tuple[Path, Path], level: str
+) -> None:
+    """In the second microbatch it is another one; its last hash was in the step before."""
+
+    def fault(life: Life, rank: int, step: int, moment: str, run: int) -> None:
+        if (step, moment) == (2, "end"):
+            life.row("optimizer", "param", 50, "Net.1.bias", occurrence=1, shape=(4,))
+        if (step, moment) == (3, "loss"):
+            life.row("forward", "out.1", 50, "Net.1", microbatch=0, shape=(4,))
+            life.row("forward", "out.1", 50 + run, "Net.1", microbatch=1, shape=(4,))
+
+    cause = one_cause(compared(runs, fault, level=level))
+    assert (cause.kind, cause.where.slot, cause.where.microbatch) == (Kind.UNSEEN, "out.1", 1)
+    assert cause.title == "Net.1.bias (param) was changed by something that was not recorded"
 
 
 def test_what_a_module_computed_is_no_parameter(runs: tuple[Path, Path]) -> None:
