@@ -114,6 +114,19 @@ class Case:
         return int(found[-1]) if len(found) else None
 
     @cached_property
+    def read_before(self) -> int | None:
+        """The row of a, or else of b, that was last given these bits in this step, and the same in
+        both runs: a tensor that stays, such as a parameter of which each rank keeps a part."""
+        for side in (0, 1):
+            rows, row = self.sides[side], self.row[side]
+            same = (rows.digest[:row] == rows.digest[row]) & (rows.form[:row] == rows.form[row])
+            same &= self.classes[side][:row] == Class.INPUT
+            found = [at for at in np.flatnonzero(same).tolist() if self.matched(side, at)]
+            if found and rows.digest[row] and prod(rows.shape(row)) > 1:
+                return found[-1] if side == 0 else int(self.partner[1][found[-1]])
+        return None
+
+    @cached_property
     def kept(self) -> tuple[Rows, int] | None:
         """The row of the step before that has the bits which one run still has here and the other
         has not: state, or else an output. None: neither has bits from there, or both do, and the

@@ -97,7 +97,7 @@ def from_outside(case: Case) -> Finding | None:
         return None
     if case.producer(0) is not None or case.producer(1) is not None:
         return None
-    if case.source(0) is not None or case.source(1) is not None or case.kept:
+    if case.source(0) is not None or case.source(1) is not None or case.kept or case.read_before:
         return None
     # After the optimizer a program makes the data of the next step.
     batch = bool(_differing(case, Class.BATCH)) or _next_batch(case)

@@ -174,6 +174,8 @@ def _no_producer(case: Case) -> Finding | None:
 
 
 def _known_since(case: Case) -> str | None:
+    if case.read_before is not None:
+        return f"at {site(case.sides[0], case.read_before)}"
     return None if case.kept is None else (
         f"after {site(*case.kept)}, of step {case.parting.step - 1}")  # fmt: skip
 

@@ -19,6 +19,7 @@ from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from bitstep.diff.difference import Cause, Difference, Kind
+from bitstep.diff.slots import BOUNDARY, class_of
 from bitstep.faults.flip import Flip
 from bitstep.investigate.drill_draw import Call, Program
 from bitstep.records import Outcome, Record
@@ -191,7 +192,9 @@ def _named(
         return f"{cause.kind.value} at the call"
     if flip.kind == "stray" and _is_tensor(where, flip.tensor):
         return f"{cause.kind.value} of the tensor"
-    is_record = cause.kind is Kind.UNSEEN and not where.op
+    # State that an engine is looked at in the middle of a step has in `op` after what.
+    is_record = not where.op or class_of(where.slot) in BOUNDARY
+    is_record &= cause.kind is Kind.UNSEEN
     if is_record and _is_in_interval(cause, receipt, expected, lines):
         # Another record of the same memory, a module's output for one, came before the call.
         return f"{cause.kind.value} between the fault and the call that takes it"

@@ -109,6 +109,25 @@ def test_a_parameter_that_a_module_gives_back_again_is_named(
     assert cause.title == "Net.1.bias (param) was changed by something that was not recorded"
 
 
+def test_what_an_operation_was_given_before_in_the_step_is_no_data(
+    runs: tuple[Path, Path],
+) -> None:
+    """A weight of which each rank keeps a part: no record of the state has the bits of all."""
+
+    def fault(life: Life, rank: int, step: int, moment: str, run: int) -> None:
+        if (step, moment) == (3, "loss"):
+            for microbatch, weight in enumerate((50, 50 + run)):
+                given = [("x", 70 + microbatch), ("w", weight)]
+                life.call("forward", "aten.mm", given, "Net.1", microbatch=microbatch)
+
+    cause = one_cause(compared(runs, fault))
+    assert (cause.kind, cause.where.op, cause.where.slot) == (Kind.UNSEEN, "aten.mm", "in.1")
+    assert cause.because[0] == (
+        "It was equal at aten.mm #0 in Net.1, phase forward, and differs at aten.mm #0 in Net.1, "
+        "phase forward, microbatch 1."
+    )
+
+
 def test_what_a_module_computed_is_no_parameter(runs: tuple[Path, Path]) -> None:
     def fault(life: Life, rank: int, step: int, moment: str, run: int) -> None:
         if (step, moment) == (3, "loss"):

@@ -113,6 +113,18 @@ def test_a_call_between_the_fault_and_its_first_reader_is_told_as_such():
     assert why.endswith("that is after the fault, and before the first call that takes the byte")
 
 
+@pytest.mark.parametrize("op", ["", "before grad_sync"])
+def test_a_record_of_the_state_between_the_fault_and_its_first_reader_names_it(op):
+    receipt = {**FIRED, "site": {**SITE, "call": 1}, "consumer": {**SITE, "call": 4}}
+    named = cause(Kind.UNSEEN, op, 0, "state.exp_avg", "another.name")
+    bits = replace(named.a, seq=5)
+    outcome = judged(STRAY, receipt, EFFECT, replace(named, a=bits))
+    said = "unseen write between the fault and the call that takes it"
+    assert outcome == ("exact", said)
+    early = replace(named.a, seq=0)
+    assert judged(STRAY, receipt, EFFECT, replace(named, a=early))[0] == "unnamed"
+
+
 @pytest.mark.parametrize(
     ("receipt", "effect", "why"),
     [
