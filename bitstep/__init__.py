@@ -1,7 +1,7 @@
 """Pretraining with the same bits: repeat it, resume it, spread it, prove it.
 
 The names below are loaded when they are first asked for; importing bitstep imports no torch.
-`bitstep.record` is the one that needs it.
+`bitstep.record` and `bitstep.deterministic()` are those that need it.
 Rooms are imported by their own names: `from bitstep.fingerprint import fingerprint`.
 
 >>> import bitstep
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bitstep.version import __version__
 
 if TYPE_CHECKING:
+    from bitstep.contract.enforce import deterministic
     from bitstep.errors import BitstepError, RunError
     from bitstep.observe import record
     from bitstep.records import Fingerprint, Outcome, Record, Site, Verdict
@@ -32,6 +33,7 @@ __all__ = [
     "TraceWriter",
     "Verdict",
     "__version__",
+    "deterministic",
     "read_trace",
     "record",
 ]
@@ -45,6 +47,7 @@ _ROOMS = {
     "Site": "records",
     "TraceWriter": "trace",
     "Verdict": "records",
+    "deterministic": "contract.enforce",
     "read_trace": "trace",
     "record": "observe",
 }

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -24,12 +25,12 @@ from typing import Final
 
 import numpy as np
 
-from bitstep.bench.record_arm import DEBUG_MODE, RECORDED, Order
+from bitstep.bench.record_arm import DEBUG_MODE, MSPROBE, RECORDED, Order
 from bitstep.bench.tax import interval
 from bitstep.errors import RunError
 from bitstep.trace.hashed import counted
 
-ARMS: Final = (*RECORDED, DEBUG_MODE)
+ARMS: Final = (*RECORDED, DEBUG_MODE, MSPROBE)
 TARGETS: Final = {
     "large": {"step": 1.02, "phase": 1.04, "module": 1.06, "op": 1.25, "op rehashed": 1.4},
     "small": {"step": 1.15, "op": 5.0},
@@ -78,13 +79,24 @@ def bench_record(
 ) -> tuple[RecordRow, ...]:
     """Measure a size of the program on this machine; `said` hears of each row as it is known.
 
+    An arm that is `skipped` here has no row.
+
     Raises RunError if an arm fails. Nothing else should run meanwhile.
     """
     rows = []
     for arm in arms:
+        if skipped(arm):
+            continue
         rows.append(_row(size, arm, list(_pairs(size, arm, pairs))))
         said(rows[-1])
     return tuple(rows)
+
+
+def skipped(arm: str) -> str | None:
+    """Why an arm cannot be measured here, or None."""
+    if arm == MSPROBE and importlib.util.find_spec("msprobe") is None:
+        return "skipped: pip install mindstudio-probe, in an environment of its own"
+    return None
 
 
 def _pairs(size: str, arm: str, pairs: int) -> Iterator[tuple[_Arm, _Arm]]:

@@ -3,7 +3,8 @@
     python -m bitstep.bench.record_arm '{"size": "large", "arm": "op", ...}'
 
 The program is a small GPT with clipping and AdamW over lists, as somebody would write it. `bare` is
-not hooked at all; `debug mode` is torch's own, with a hash of every output, on the same steps.
+not hooked at all; `debug mode` is torch's own, with a hash of every output, on the same steps;
+`msprobe md5` is that of the package mindstudio-probe, where somebody has installed it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SIZES: Final = {
 """A step of `large` has 1,024 tokens and takes about 150 ms on one core; one of `small` 2 ms."""
 RECORDED: Final = ("step", "phase", "module", "op", "op rehashed")
 DEBUG_MODE: Final = "debug mode"
+MSPROBE: Final = "msprobe md5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ def _arm(arm: str, folder: Path) -> Any:
             yield contextlib.nullcontext
     elif arm == DEBUG_MODE:
         yield _debug_mode
+    elif arm == MSPROBE:
+        yield _msprobe(folder)
     else:
         yield contextlib.nullcontext
 
@@ -120,6 +124,26 @@ def _debug_mode() -> Any:
 
     with DebugMode() as mode, mode.log_tensor_hashes():
         yield
+
+
+def _msprobe(folder: Path) -> Callable[[], Any]:
+    """The md5 of what goes into each function of torch and comes out, forward and backward."""
+    from msprobe.pytorch import PrecisionDebugger  # type: ignore[import-not-found]
+
+    statistics = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "md5"}
+    config = {"task": "statistics", "level": "L1", "rank": [], "step": [], "statistics": statistics}
+    asked = folder / "msprobe.json"
+    asked.write_text(json.dumps(config | {"dump_path": str(folder / "msprobe")}))
+    debugger = PrecisionDebugger(config_path=str(asked))
+
+    @contextlib.contextmanager
+    def step_in() -> Any:
+        debugger.start()
+        yield
+        debugger.stop()
+        debugger.step()
+
+    return step_in
 
 
 def _train(order: Order, step_in: Callable[[], Any]) -> list[float]:

@@ -24,6 +24,7 @@ from bitstep.cli import (
     checkpoint,
     data,
     diff,
+    doctor,
     documents,
     drill,
     log,
@@ -33,10 +34,12 @@ from bitstep.cli import (
     prove,
     recipes,
     record,
+    survey,
 )
 from bitstep.cli.failures import status_of
 from bitstep.cli.habits import level, reset_level, version
 from bitstep.cli.output import open_missing
+from bitstep.cli.run import run as run_program
 from bitstep.launch.parent import die_with_parent
 from bitstep.launch.torchrun import abandon, is_worker
 
@@ -70,8 +73,11 @@ for verb in (
     recipes.recipes,
     data.data,
     record.record,
+    run_program,
     diff.diff,
+    doctor.doctor,
     check.check,
+    survey.survey,
 ):
     bitstep.add_command(verb)
 

@@ -1,4 +1,4 @@
-"""`bitstep bench fingerprint`, `bitstep bench tax` and `bitstep bench record`."""
+"""`bitstep bench fingerprint`, `tax`, `record` and `startup`."""
 
 from __future__ import annotations
 
@@ -109,11 +109,12 @@ def record_verb(size: str, pairs: int, as_json: bool) -> int:
     """What recording costs a step at each level, by paired runs in fresh processes.
 
     A ratio of 1.02 means that a recorded step takes 2% longer than a bare one; its interval is a
-    bootstrap at 95%. torch's DebugMode with hashes stands beside it.
+    bootstrap at 95%. torch's DebugMode with hashes stands beside it, and msprobe's md5 mode where
+    that is installed.
 
     Example: bitstep bench record --size small
     """
-    from bitstep.bench.record import bench_record
+    from bitstep.bench.record import ARMS, bench_record, skipped
 
     if as_json:
         with working(f"measuring {size}"):
@@ -121,6 +122,38 @@ def record_verb(size: str, pairs: int, as_json: bool) -> int:
         show([asdict(row) for row in rows], [], as_json)
     else:
         bench_record(size, pairs=pairs, said=lambda row: put(_record_line(row)))
+        for arm in ARMS:
+            if why := skipped(arm):
+                put(f"{arm:12}  {why}")
+    return 0
+
+
+@bench.command("startup")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=7,
+    show_default=True,
+    help="Pairs of fresh processes that are started. Example: --repeats 15",
+)
+@habits
+def startup_verb(repeats: int, as_json: bool) -> int:
+    """What the contract adds to the start of a program, beyond imports: rules, sums, manifest.
+
+    Medians over fresh processes, by the clock and by their processor time.
+
+    Example: bitstep bench startup
+    """
+    from bitstep.bench.startup import bench_startup
+
+    with working("starting processes"):
+        rows = bench_startup(repeats)
+    lines = [
+        f"{row.piece:16}  {row.wall_ms:7.1f} ms  {row.cpu_ms:7.1f} ms of processor  "
+        f"{row.repeats} repeats" + (f"  target {row.target_ms:g}" if row.target_ms else "")
+        for row in rows
+    ]
+    show([asdict(row) for row in rows], lines, as_json)
     return 0
 
 

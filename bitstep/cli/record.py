@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ import click
 from bitstep.cli.habits import level as verbosity
 from bitstep.cli.habits import version
 from bitstep.cli.output import say
-from bitstep.errors import printable
+from bitstep.cli.run import DETERMINISTIC, THREADS, concluded
+from bitstep.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,6 +81,8 @@ if TYPE_CHECKING:
     "recorded in another rhythm, and compare the state after each step. Exit status 0, 1 where it "
     "changes something, 2 where the program varies by itself. Example: --check-inert",
 )
+@click.option("--deterministic", is_flag=True, help=DETERMINISTIC)
+@click.option("--threads", type=click.IntRange(min=1), help=f"{THREADS} With --deterministic.")
 @click.option(
     "--json",
     "as_json",
@@ -98,6 +102,8 @@ def record(
     rehash: bool,
     strict: bool,
     check_inert: bool,
+    deterministic: bool,
+    threads: int | None,
     as_json: bool,
 ) -> int:
     """Run COMMAND, any program, and record its training, without an edit.
@@ -108,19 +114,39 @@ def record(
 
     Example: bitstep record -o runs/a -- python train.py
     """
-    from bitstep.launch.record import new_directory, record_command
     from bitstep.observe.options import RecordOptions
 
+    if threads is not None and not deterministic:
+        raise UsageError("--threads is for --deterministic: give both, or set OMP_NUM_THREADS")
     options = RecordOptions.parse(
         # What is wrong with an option is said before a directory is made.
         run or Path("runs"), level, steps, ranks, modules, budget, rehash, strict
     )  # fmt: skip
+    record_ = partial(_record, options, command, run is None, check_inert, as_json)
+    return _held(record_, threads) if deterministic else record_()
+
+
+def _held(record: Callable[[], int], threads: int | None) -> int:
+    from bitstep.launch.deterministic import deterministic_children, look
+
+    with deterministic_children(threads, measures=True) as folder:
+        status = record()
+        told = look(folder)
+        return concluded(status, told.line(), told.is_whole)
+
+
+def _record(
+    options: RecordOptions, command: tuple[str, ...], is_new: bool, check_inert: bool, as_json: bool
+) -> int:
+    from bitstep.launch.record import new_directory, record_command
+
+    make = new_directory if is_new else None
     if check_inert:
-        return _check_inert(options, command, as_json, new_directory if run is None else None)
-    ended = record_command(options, command, new_directory if run is None else None)
+        return _check_inert(options, command, as_json, make)
+    ended = record_command(options, command, make)
     if ended.speaks:
         _tell(ended.recorded, as_json)
-    if strict and ended.recorded.missing and not ended.exit:
+    if options.strict and ended.recorded.missing and not ended.exit:
         return 2
     return ended.exit
 

@@ -2,12 +2,13 @@
 
 1. `append_attempt` adds an attempt to RUN/manifest.json, which is replaced whole or not at all.
 2. `read_manifest` gives all attempts of a run; the file is data, and nothing in it is trusted.
-3. `compare` names every key that differs, with its class and both values, must match first.
+3. `compare` names every key that differs, with its class, both values, and whether they can change
+   bits: what must match first, and then by that.
 
     {"format": 1, "attempts": [{"attempt": 0, "parent": null, "keys": {...}, "declared": []}]}
 
 >>> compare(Manifest({"settings.dtype": "float32"}), Manifest({"settings.dtype": "float64"}))
-(Difference(key='settings.dtype', class_='must match', a='float32', b='float64', reason=...),)
+(Difference(key='settings.dtype', class_='must match', a='float32', b='float64', ...),)
 """
 
 from __future__ import annotations
@@ -20,13 +21,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from bitstep.contract.classes import DECLARED, MUST, KeyClass, classify
+from bitstep.contract.classes import (
+    DECLARED,
+    MAY,
+    MUST,
+    RANKED,
+    UNKNOWN,
+    Bits,
+    Classed,
+    KeyClass,
+    classify,
+)
 from bitstep.contract.validate import FORMAT, bad, check, parse
+from bitstep.contract.versions import (
+    NOT_COLLECTED,
+    comparable,
+    not_collected,
+    upgraded,
+    version_of,
+)
 from bitstep.errors import ContractError, RunError
 
 NAME = "manifest.json"
 MAX_BYTES = 32 << 20
-"""A larger manifest is neither read nor written; an attempt takes about 8 KB."""
+"""A larger manifest is neither read nor written; an attempt takes about 16 KB."""
 ABSENT = "(absent)"
 """Stands in a Difference for the value of a key that one side does not have."""
 
@@ -69,21 +87,52 @@ class Difference(NamedTuple):
     a: Any
     b: Any
     reason: str
+    bits: Bits
+    """Whether these two values can change bits."""
 
 
 def compare(a: Manifest, b: Manifest) -> tuple[Difference, ...]:
-    """Every key that differs: those that must match first, then declared, then the rest.
+    """Every key that differs: those that must match first, then those that can change bits.
 
-    Values are the same if their JSON is: 1, 1.0 and true are three values.
+    Values are the same if their JSON is: 1, 1.0 and true are three values. A key for which the
+    older of two collections did not look is no difference that must match.
     """
     declared = (*a.declared, *b.declared)
-    differences = [
-        Difference(key, kind, a.keys.get(key, ABSENT), b.keys.get(key, ABSENT), reason)
-        for key in a.keys.keys() | b.keys.keys()
-        if _canonical(a.keys, key) != _canonical(b.keys, key)
-        for kind, reason in [classify(key, declared)]
+    sides = upgraded(a.keys), upgraded(b.keys)
+    versions = version_of(a.keys), version_of(b.keys)
+    found = [
+        _difference(key, sides, versions, declared)
+        for key in sides[0].keys() | sides[1].keys()
+        if _differ(key, *sides)
     ]
-    return tuple(sorted(differences, key=lambda d: (d.class_ != MUST, d.class_ != DECLARED, d.key)))
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(one: Difference) -> tuple[bool, int, bool, str]:
+    return one.class_ != MUST, RANKED.index(one.bits), one.class_ != DECLARED, one.key
+
+
+def _difference(
+    key: str,
+    sides: tuple[Mapping[str, Any], Mapping[str, Any]],
+    versions: tuple[int, int],
+    declared: tuple[str, ...],
+) -> Difference:
+    values = [side.get(key, ABSENT) for side in sides]
+    missing = [at for at, side in enumerate(sides) if key not in side]
+    if missing and not_collected(key, versions[missing[0]]):
+        values[missing[0]] = NOT_COLLECTED
+        said = Classed(MAY, "an older bitstep did not collect it", UNKNOWN)
+    else:
+        said = classify(key, declared, one_sided=bool(missing))
+    return Difference(key, said.class_, values[0], values[1], said.reason, said.bits)
+
+
+def _differ(key: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    if key not in a or key not in b:
+        return True
+    one, other = comparable(a[key], b[key]), comparable(b[key], a[key])
+    return json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)
 
 
 def refuse_if_different(a: Manifest, b: Manifest) -> None:
@@ -91,7 +140,7 @@ def refuse_if_different(a: Manifest, b: Manifest) -> None:
     # What `a` declared was about its own parent.
     wrong = [d for d in compare(Manifest(a.keys), b) if d.class_ == MUST]
     if wrong:
-        named = [f"{d.key} was {_short(d.a)}, is {_short(d.b)} ({d.reason})" for d in wrong]
+        named = [f"{d.key} was {short(d.a)}, is {short(d.b)} ({d.reason})" for d in wrong]
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise ContractError(
             f"not the same contract: {'; '.join(named[:_SHOWN])}{more}: "
@@ -130,13 +179,10 @@ def read_manifest(run: Path) -> tuple[Attempt, ...]:
     )
 
 
-def _canonical(keys: Mapping[str, Any], key: str) -> str | None:
-    return json.dumps(keys[key], sort_keys=True) if key in keys else None
-
-
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value of a Difference as at most 80 characters."""
     # ASCII, so that what a hostile file holds cannot steer a terminal.
-    text = ABSENT if value == ABSENT else json.dumps(value)
+    text = value if value in (ABSENT, NOT_COLLECTED) else json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

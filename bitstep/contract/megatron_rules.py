@@ -17,7 +17,9 @@ those of Megatron core_v0.16.1 (training/ is not in its wheel), of TransformerEn
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+from bitstep.contract.rules import BY_NAME
 
 Kind = Literal["broken", "forgotten", "late", "unchecked"]
 Read = Literal[
@@ -258,14 +260,19 @@ _UNCHECKED: Final[tuple[tuple[str, str, Read, str], ...]] = (
 )
 """Variables that are looked at only where they are set: (name, why, read, evidence)."""
 
+
+def _as_everywhere(name: str) -> dict[str, Any]:
+    """What the rule of every program says about a variable."""
+    rule = BY_NAME[name]
+    return {"what": name, "accepts": rule.accepts, "why": rule.why}
+
+
 VARIABLES: Final[tuple[Rule, ...]] = (
     Rule(
-        what="NCCL_ALGO",
-        accepts=("Ring", "CollnetDirect", "CollnetChain", "^NVLS"),
+        **_as_everywhere("NCCL_ALGO"),
         kind="broken",
         unset="late",
         listed=True,
-        why="it decides the order of sums between GPUs, and nobody can pin that of a tree",
         fix="export NCCL_ALGO=Ring",
         read="communicator",
         checked_by="Megatron after 0.16.1",
@@ -274,7 +281,7 @@ VARIABLES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         what="NVTE_ALLOW_NONDETERMINISTIC_ALGO",
-        accepts=("0",),
+        accepts=BY_NAME["NVTE_ALLOW_NONDETERMINISTIC_ALGO"].accepts,
         kind="broken",
         unset="late",
         needs=("--transformer-impl=transformer_engine",),
@@ -286,11 +293,9 @@ VARIABLES: Final[tuple[Rule, ...]] = (
         evidence="core/extensions/transformer_engine.py:1254; TE pytorch/triton/mhc.py:29",
     ),
     Rule(
-        what="CUBLAS_WORKSPACE_CONFIG",
-        accepts=(":4096:8", ":16:8"),
+        **_as_everywhere("CUBLAS_WORKSPACE_CONFIG"),
         kind="broken",
         unset="late",
-        why="with another workspace cuBLAS picks kernels whose sums vary between streams",
         fix="export CUBLAS_WORKSPACE_CONFIG=:4096:8",
         read="first use",
         checked_by="Megatron after 0.16.1",

@@ -3,7 +3,8 @@
 1. A run is contiguous in memory and in the logical tensor; it may begin at any byte of either.
 2. `run_sum` adds one run: loose bytes up to a lane, whole lanes block by block, loose bytes.
 3. `box_sum` adds the many equal runs of which a slice of a tensor is made.
-4. On import the kernels are compiled, or loaded, and compared with the definition once.
+4. `box_sums` does this for many tensors in one call.
+5. On import the kernels are compiled, or loaded, and compared with the definition once.
 
 One core, no threads of its own, the GIL released. With `cache=True` the folder `__pycache__`
 holds pickled machine code: trust it as far as a .pyc file.
@@ -28,6 +29,7 @@ from bitstep.fingerprint import definition
 
 _U = np.uint64
 _LANES = definition.LANES
+_BLOCK = 4 * _LANES
 _STEP = _U(definition.STEP)
 _MUL1 = _U(definition.MUL1)
 _MUL2 = _U(definition.MUL2)
@@ -88,6 +90,27 @@ def _lanes(data: Any, at: int, k: Any, first: int, count: int) -> Any:
 
 
 @njit
+def _eight_blocks(data: Any, at: int, block: int, k: Any, seed: Any) -> Any:
+    # Side by side: a core waits for one stream of addresses at a time. From memory 8 blocks at
+    # once are read at 13 GB/s where one after the other are at 8 (measured).
+    a = b = c = d = e = f = g = h = _U(0)
+    for i in range(at, at + _BLOCK, 4):
+        mix = _U(_load32(k, i - at))
+        a += _U(_load32(data, i)) * mix
+        b += _U(_load32(data, i + _BLOCK)) * mix
+        c += _U(_load32(data, i + 2 * _BLOCK)) * mix
+        d += _U(_load32(data, i + 3 * _BLOCK)) * mix
+        e += _U(_load32(data, i + 4 * _BLOCK)) * mix
+        f += _U(_load32(data, i + 5 * _BLOCK)) * mix
+        g += _U(_load32(data, i + 6 * _BLOCK)) * mix
+        h += _U(_load32(data, i + 7 * _BLOCK)) * mix
+    total = _U(0)
+    for i, part in enumerate((a, b, c, d, e, f, g, h)):
+        total += part * _factor(block + i, seed)
+    return total
+
+
+@njit
 def _run(data: Any, nbytes: int, start: int, k: Any, seed: Any) -> Any:
     total = _U(0)
     at = 0
@@ -97,6 +120,10 @@ def _run(data: Any, nbytes: int, start: int, k: Any, seed: Any) -> Any:
     while nbytes - at >= 4:
         lane = (start + at) >> 2
         first = lane & (_LANES - 1)
+        if first == 0 and nbytes - at >= 8 * _BLOCK:
+            total += _eight_blocks(data, at, lane >> 11, k, seed)
+            at += 8 * _BLOCK
+            continue
         count = min(_LANES - first, (nbytes - at) >> 2)
         total += _lanes(data, at, k, first, count) * _factor(lane >> 11, seed)
         at += 4 * count
@@ -106,16 +133,8 @@ def _run(data: Any, nbytes: int, start: int, k: Any, seed: Any) -> Any:
     return total
 
 
-def _run_sum(address: int, nbytes: int, start: int, k: int, seed: int) -> Any:
-    return _run(_pointer(address), nbytes, start, _pointer(k), _U(seed))
-
-
-def _run_sums(addresses: Any, sizes: Any, sums: Any, k: int, seed: int) -> None:
-    for at in range(len(addresses)):
-        sums[at] = _run(_pointer(addresses[at]), sizes[at], 0, _pointer(k), _U(seed))
-
-
-def _box_sum(address: int, nbytes: int, start: int, loops: Any, k: int, seed: int) -> Any:
+@njit
+def _box(address: int, nbytes: int, start: int, loops: Any, k: int, seed: int) -> Any:
     total = _U(0)
     counter = np.zeros(len(loops), np.int64)
     at = 0
@@ -135,6 +154,23 @@ def _box_sum(address: int, nbytes: int, start: int, loops: Any, k: int, seed: in
             return total
 
 
+def _run_sum(address: int, nbytes: int, start: int, k: int, seed: int) -> Any:
+    return _run(_pointer(address), nbytes, start, _pointer(k), _U(seed))
+
+
+def _box_sum(address: int, nbytes: int, start: int, loops: Any, k: int, seed: int) -> Any:
+    return _box(address, nbytes, start, loops, k, seed)
+
+
+def _box_sums(addresses: Any, jobs: Any, loops: Any, sums: Any, k: int, seed: int) -> None:
+    for at in range(len(addresses)):
+        nbytes, start, low, high = jobs[at]
+        if low == high:
+            sums[at] = _run(_pointer(addresses[at]), nbytes, start, _pointer(k), _U(seed))
+        else:
+            sums[at] = _box(addresses[at], nbytes, start, loops[low:high], k, seed)
+
+
 def _compile(signature: str, function: Callable[..., Any]) -> Callable[..., int]:
     try:
         compiled = njit(signature, nogil=True, cache=True)(function)
@@ -151,13 +187,20 @@ box_sum = _compile("uint64(int64, int64, int64, int64[:, ::1], int64, int64)", _
 """(address, nbytes, start, loops, k, seed): the sum of equal runs that follow each other in
 memory. `loops`: (count, step in logical bytes) of each loop, the innermost first."""
 
-run_sums: Callable[..., None] = _compile(  # type: ignore[assignment]
-    "void(int64[::1], int64[::1], uint64[::1], int64, int64)", _run_sums
+box_sums: Callable[..., None] = _compile(  # type: ignore[assignment]
+    "void(int64[::1], int64[:, ::1], int64[:, ::1], uint64[::1], int64, int64)", _box_sums
 )
-"""(addresses, sizes, sums, k, seed): the sums of many whole tensors, in one call from Python."""
+"""(addresses, jobs, loops, sums, k, seed): many of both, in one call from Python. A job is
+(nbytes, start, first, end): its loops are `loops[first:end]`; without any it is one run."""
 
 TABLES = {table: (definition.k_table(table).ctypes.data, 2 * table + 1) for table in (1, 2)}
 """Table -> the address of K and the seed of A."""
+
+
+def sum_of_bytes(raw: bytes) -> int:
+    """The sum of some bytes, as `definition.sum_of` gives it."""
+    data = np.frombuffer(raw, np.uint8)
+    return run_sum(data.ctypes.data, len(raw), 0, *TABLES[1])
 
 
 def check() -> None:
@@ -169,7 +212,7 @@ def check() -> None:
     Raises:
         FingerprintError: they differ.
     """
-    data = definition.numbers(7, 1, 2100).view(np.uint8)
+    data = definition.numbers(7, 1, 40_000).view(np.uint8)
     address, size, start = data.ctypes.data, len(data) // 2 - 3, 8192 * 5 - 2
     loops = np.array([[2, size]], np.int64)
     for table, tail in TABLES.items():

@@ -1,6 +1,7 @@
 """What must be in the environment before torch is imported, because it is read only once.
 
-1. `environment(threads)` is the table, as a dict.
+1. `environment(threads)` is what the rules of the contract say about the libraries that the engine
+   uses, as a dict.
 2. `apply(threads)` puts it into this process, and so into every process that it starts. When torch
    is already there and a value would change, that is an error: the value would not be read.
 
@@ -16,27 +17,23 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import Final
 
+from bitstep.contract.rule import Library
+from bitstep.contract.rules import VARIABLES
 from bitstep.errors import RunError
 
 logger = logging.getLogger("bitstep")
 
 
+LIBRARIES: Final[tuple[Library, ...]] = ("OpenMP", "MKL", "cuBLAS", "NCCL")
+"""Whose variables the engine needs. It compiles nothing, and has no kernel of another library."""
+
+
 def environment(threads: int) -> dict[str, str]:
     """The variables that numerics need, for a recipe with that many threads per process."""
-    return {
-        # Full reductions on CPU have other bits with another thread count.
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        # Else MKL and OpenMP may use fewer threads than asked for, by cores and load.
-        "MKL_DYNAMIC": "FALSE",
-        "OMP_DYNAMIC": "FALSE",
-        # Without a fixed workspace cuBLAS picks algorithms by free memory. Read with the first
-        # handle. This one and the next only matter on a GPU, where none of this has been run.
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        # NCCL else picks its algorithm, and with it the order of a sum, by topology.
-        "NCCL_ALGO": "Ring",
-    }
+    values = {rule.name: rule.value(threads) for rule in VARIABLES if rule.library in LIBRARIES}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def apply(threads: int) -> None:

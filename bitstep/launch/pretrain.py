@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitstep.errors import RunError, UsageError
+from bitstep.contract.enforce import drift, told
+from bitstep.errors import ContractError, RunError, UsageError
 from bitstep.faults import parse_fault
-from bitstep.launch import environment
+from bitstep.launch import environment, versions
 from bitstep.launch.signals import StopRequest, catch_stop
 from bitstep.launch.torchrun import (
     Failure,
@@ -101,6 +103,8 @@ def pretrain_command(
 
     resolved = resolve(order.recipe, order.changes, order.run, order.resume)
     environment.apply(resolved.recipe.layout.threads)
+    if not is_worker():
+        os.environ.update(versions.of_engine())
     with catch_stop(on_signal) as stop:
         if is_worker():
             return _work(order, resolved, stop, show, tell)
@@ -131,6 +135,8 @@ def _train(
         fault=fault,
         whole_sums=order.whole_sums,
     )
+    if drifted := drift():
+        raise ContractError(told(drifted))
     status = 0 if finished.status == "finished" else stop.exit
     return Ended(finished.status, finished.step, f"{finished.root:016x}", status), processes
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from bitstep.contract.program import without_secrets
 from bitstep.errors import RunError, UsageError
+from bitstep.launch import versions
 from bitstep.launch.program import find_program, run_program
 from bitstep.launch.recorded import Recorded, look
 from bitstep.observe.attempt import RESTARTS, claims, launch_id
@@ -65,12 +66,18 @@ def record_command(
     if make_directory is not None:
         options = replace(options, directory=make_directory(command))
     take(options, command, rank)
-    status = run_program(file, command, environment(options, os.environ))
+    variables = environment(options, os.environ) | versions.handed_over(command)
+    status = run_program(file, command, variables)
     return Ended(status, look(options.directory, options.ranks), speaks=not rank)
 
 
 def environment(options: RecordOptions, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of the program: `base`, our options, and the bootstrap in front."""
+    return {**with_bootstrap(base), **options.to_environment()}
+
+
+def with_bootstrap(base: Mapping[str, str]) -> dict[str, str]:
+    """`base`, with the folder of our bootstrap first in PYTHONPATH."""
     others = [
         entry
         for entry in base.get("PYTHONPATH", "").split(os.pathsep)
@@ -78,7 +85,7 @@ def environment(options: RecordOptions, base: Mapping[str, str]) -> dict[str, st
     ]
     # An empty entry means the current folder, but an empty variable means none.
     path = os.pathsep.join([str(BOOTSTRAP), *([] if others == [""] else others)])
-    return {**base, **options.to_environment(), "PYTHONPATH": path}
+    return {**base, "PYTHONPATH": path}
 
 
 def launcher_rank(variables: Mapping[str, str]) -> int | None:

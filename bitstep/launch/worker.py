@@ -1,10 +1,10 @@
 """Inside one worker: settle torch, join the others, leave. Imports torch.
 
 1. `settle` makes torch strict and fixes its threads, before the first operation.
-2. `join` opens the process group: gloo on CPU, NCCL on a GPU (never run here).
+2. `join` opens the process group: gloo on CPU, NCCL on a GPU (never run here), and has it measured.
 3. `leave` ends a worker whose work is done, without tearing the group down.
 
->>> settle(threads=1)
+>>> enforced = settle(threads=1)
 >>> join().world
 1
 """
@@ -17,33 +17,33 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-import torch.utils.deterministic
 
+from bitstep.contract.enforce import Enforced
+from bitstep.contract.groups import measure_group
+from bitstep.contract.rules import BY_NAME
 from bitstep.errors import RunError
 from bitstep.launch.torchrun import abandon, is_worker
 from bitstep.state.processes import Processes
 
 
-def settle(threads: int) -> None:
-    """Make torch deterministic, strictly, with that many threads. Once per process.
+def settle(threads: int) -> Enforced:
+    """Make torch deterministic, strictly, with that many threads; the rules of the contract.
 
-    Raises RunError if torch cannot have that many.
+    Raises RunError if torch cannot have that many, ContractError if somebody else has set torch
+    to what the rules do not accept.
     """
-    torch.use_deterministic_algorithms(True)
-    # Filling every torch.empty is what the flag costs most (15% in a public report). No kernel of
-    # the engine reads what it has not written.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # The engine compiles nothing; but should something import Inductor, it finds this.
+    inductor = BY_NAME["TORCHINDUCTOR_DETERMINISTIC"]
+    os.environ[inductor.name] = str(inductor.fill)
+    enforced = Enforced(threads)
     try:
-        torch.set_num_threads(threads)
+        enforced.settings()
     except RuntimeError as error:
         cause = str(error).partition("\n")[0]
         raise RunError(f"layout.threads = {threads}: torch refuses ({cause}); set fewer") from None
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    return enforced
 
 
 def join() -> Processes:
@@ -59,6 +59,8 @@ def join() -> Processes:
         # FSDP2 wants a group even for one; this one opens no port.
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    # For the manifest, before anything is trained: no sum of the engine depends on it.
+    measure_group(dist.group.WORLD)
     return _seen()
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from bitstep.observe.options import PROBE, RecordOptions
+from bitstep.observe.options import PREFLIGHT, PROBE, RecordOptions
 
 if TYPE_CHECKING:
     from bitstep.observe.recorder import Recorder
@@ -51,6 +51,7 @@ def attach_here() -> Recorder | None:
         recorder = observe.start(options)
         os.register_at_fork(after_in_child=observe.after_fork)
         close_before_exit(recorder.close)
+        _preflight_here(recorder)
     except Exception as error:
         if strict:
             raise
@@ -83,6 +84,15 @@ def _probe_here() -> None:
         from bitstep.observe.probe import start_probe
 
         close_before_exit(start_probe(Path(directory)).write)
+
+
+def _preflight_here(recorder: Recorder) -> None:
+    """Take the notes of a doctor, if the environment asks for them."""
+    steps, _, folder = os.environ.get(PREFLIGHT, "").partition(":")
+    if folder:
+        from bitstep.observe.preflight import start
+
+        start(recorder, Path(folder), int(steps))
 
 
 def close_before_exit(close: Callable[[], None]) -> None:

@@ -3,7 +3,8 @@
 1. A contiguous tensor in host memory goes straight to the kernel.
 2. A dense tensor in another order of dimensions (a transposed weight) is read as the contiguous
    tensor that it is a view of: same bytes, no copy. Its dtype says so: "float32[1,0]".
-3. Any other layout goes through `fingerprint`, with every mode off, so that nobody records us.
+3. One with gaps is read run by run (`strided`), without a copy. What is left goes through
+   `fingerprint`, with every mode off, so that nobody records us.
 4. On an accelerator the sum stays there as a tensor; the journal reads all of them once a step.
 5. A quantized tensor has no bits of its own: SKIPPED. `quantized_parts` says what it is made of.
 
@@ -16,10 +17,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -29,6 +28,7 @@ from bitstep.fingerprint import cpu, fallback, fingerprint
 from bitstep.fingerprint.definition import SIZES
 from bitstep.fingerprint.places import whole
 from bitstep.fingerprint.quantized import QuantizedPart, parts_of
+from bitstep.observe.strided import strided_sum
 from bitstep.records import Flag
 
 _NAMES: Final = {getattr(torch, name): name for name in SIZES if hasattr(torch, name)}
@@ -60,7 +60,7 @@ def digest_of(tensor: Tensor) -> Digest:
                 if not tensor.is_contiguous():
                     shape, order = _dense(tensor.shape, tensor.stride())
                     if order is None:
-                        return _slow(tensor)
+                        return _strided(tensor, name)
                     name += order
                 size, address = tensor.nbytes, tensor.data_ptr()
                 if address or not size:
@@ -70,36 +70,18 @@ def digest_of(tensor: Tensor) -> Digest:
     return _slow(tensor)
 
 
-def digests_of(tensors: Sequence[Tensor]) -> list[Digest]:
-    """The digests of many tensors. One call of the kernel for all that lie whole in host memory:
-    a small model has hundreds, and a call from Python costs more than their bits."""
-    found: list[Digest | None] = []
-    whole: list[int] = []
-    addresses: list[int] = []
-    sizes: list[int] = []
-    for tensor in tensors:
-        name = _NAMES.get(tensor.dtype) if type(tensor) in PLAIN and tensor.is_cpu else None
-        if name is not None and (address := _whole_at(tensor)):
-            whole.append(len(found))
-            addresses.append(address)
-            sizes.append(tensor.nbytes)
-            found.append(Digest(0, name, tuple(tensor.shape)))
-        else:
-            found.append(digest_of(tensor))
-    sums = np.empty(len(whole), np.uint64)
-    cpu.run_sums(np.array(addresses, np.int64), np.array(sizes, np.int64), sums, _K, _SEED)
-    for at, total in zip(whole, sums.tolist(), strict=True):
-        found[at] = Digest(total, *found[at][1:])  # type: ignore[index]
-    return found  # type: ignore[return-value]
+def is_bare(tensor: Tensor) -> bool:
+    """Whether a tensor is its bytes in host memory, and nothing else."""
+    if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.layout is not STRIDED:
+        return False
+    if tensor.is_nested or is_wrapped(tensor) or tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor.dtype in _NAMES
 
 
-def _whole_at(tensor: Tensor) -> int:
-    """The address of a tensor whose bytes lie there in order; 0 for any other."""
-    if tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_contiguous():
-        return 0
-    if tensor.is_conj() or tensor.is_neg() or is_wrapped(tensor):
-        return 0
-    return tensor.data_ptr()
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the bytes of a tensor lie in memory without a gap, in any order of dimensions."""
+    return tensor.is_contiguous() or _dense(tensor.shape, tensor.stride())[1] is not None
 
 
 is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
@@ -133,6 +115,13 @@ def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[int, 
         found = (tuple(shape[dim] for dim in order) if dense else shape, name)
         _orders[key] = found
     return found
+
+
+def _strided(tensor: Tensor, name: str) -> Digest:
+    """A tensor with gaps in memory."""
+    shape, address = tuple(tensor.shape), tensor.data_ptr()
+    total = strided_sum(address, shape, tensor.stride(), tensor.itemsize) if address else None
+    return _slow(tensor) if total is None else Digest(total, name, shape)
 
 
 def _slow(tensor: Tensor) -> Digest:

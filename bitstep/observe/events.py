@@ -30,6 +30,7 @@ from bitstep.observe.metrics import metric_row
 from bitstep.observe.modules import named_tensors
 from bitstep.observe.names import Names
 from bitstep.observe.optimizers import Optimizers
+from bitstep.observe.program import Program
 from bitstep.observe.scope import Scope
 from bitstep.observe.seen import Access, Seen
 from bitstep.observe.staterows import StateRows
@@ -76,7 +77,7 @@ class Events:
         self._names = names
         self._optimizers = optimizers
         self._seen = seen
-        self.state = StateRows(columns, scope, snapshot.Program(names, optimizers))
+        self.state = StateRows(columns, scope, Program(names, optimizers))
         self._written = Written(names, self.state.bits)
         self._chunk = Chunk(scope)
         self._host = host

@@ -59,13 +59,12 @@ class _Finder:
 
         It may be asked without an import, by `importlib.util.find_spec`.
         """
-        if name != self._name:
+        if name != self._name or self not in sys.meta_path:
             return None
-        for finder in list(sys.meta_path):
+        # Those behind us only: another that waits for the same module asks us, as one of those.
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = (
-                find(name, path, target) if find is not None and finder is not self else None
-            )
+            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:
                 self._follow(spec)
                 return spec
@@ -78,7 +77,7 @@ class _Finder:
             return
 
         def execute_and_tell(module: ModuleType) -> None:
-            del loader.exec_module  # the loader is as it was
+            vars(loader).pop("exec_module", None)  # the loader is as it was
             execute(module)
             if self in sys.meta_path:  # an import that failed before is waited for again
                 self.leave()

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bitstep.errors import UsageError
-from bitstep.observe.digests import Digest, digest_of, unwrapped
+from bitstep.observe.digests import Digest, digest_of, is_bare, unwrapped
 from bitstep.trace.schema import metric_bits
 
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.int64: torch.int64}
@@ -36,6 +37,9 @@ def metric_row(value: Any) -> Digest:
     if tensor.numel() != 1 or tensor.dtype not in _BITS or tensor.is_meta:
         return digest_of(tensor)
     try:
+        if is_bare(tensor):
+            raw = ctypes.string_at(tensor.data_ptr(), tensor.itemsize)
+            return Digest(int.from_bytes(raw, "little"), _NAMES[tensor.dtype], ())
         return Digest(_bits(tensor), _NAMES[tensor.dtype], ())
     except RuntimeError:  # A fake tensor has no value.
         return digest_of(tensor)

@@ -12,8 +12,8 @@
 >>> names = Names()
 >>> names.root(torch.nn.Sequential(torch.nn.Linear(1, 1)))
 'Sequential'
->>> [name for name, _ in names.parameters()]
-['Sequential.0.weight', 'Sequential.0.bias']
+>>> names.parameters().names
+('Sequential.0.weight', 'Sequential.0.bias')
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,7 +33,20 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 _MOST_SEARCHES = 16
 _MOST_ITEMS = 256
 """A longer container on a module is data, not state."""
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+_NO_TENSORS = frozenset((bool, int, float, str, type(None), type(lambda: None)))
 Named = tuple[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """Tensors that hang on modules, and their names."""
+
+    names: tuple[str, ...]
+    tensors: list[Tensor]
+
+    def __iter__(self) -> Iterator[Named]:
+        return zip(self.names, self.tensors, strict=True)
 
 
 class Names:
@@ -44,6 +59,8 @@ class Names:
         self._chunks: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._owners: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._known: dict[str, Any] = {}
+        """By table: what was seen in it, and the names that were made of it."""
 
     def path(self, module: nn.Module) -> str | None:
         """The name of a module, or None if it belongs to no root that was seen."""
@@ -119,37 +136,50 @@ class Names:
             if root is not None:
                 yield name, root
 
-    def parameters(self) -> Iterator[Named]:
+    def parameters(self) -> Hanging:
         """Every parameter that hangs on a module right now; a tied one under its first name."""
-        return _first_names(self._hanging("_parameters"))
+        return self._hanging("_parameters")
 
-    def buffers(self) -> Iterator[Named]:
+    def buffers(self) -> Hanging:
         """Every buffer."""
-        return _first_names(self._hanging("_buffers"))
+        return self._hanging("_buffers")
 
     def attributes(self) -> Iterator[Named]:
         """Tensors that hang on modules as plain attributes, or in lists and mappings that do: no
         state_dict has them."""
-        known = {id(tensor) for table in _TABLES[:2] for _, tensor in self._hanging(table)}
+        known: set[int] | None = None
         for path, module in self._alive():
-            for key, value in list(module.__dict__.items()):
-                if key not in _TABLES:
-                    for name, tensor in nested(f"{path}.{key}", value):
-                        if id(tensor) not in known:
-                            known.add(id(tensor))
-                            yield name, tensor
+            values = module.__dict__
+            for key in [key for key in values if key not in _OF_EVERY_MODULE]:
+                if type(value := values[key]) in _NO_TENSORS:
+                    continue
+                for name, tensor in nested(f"{path}.{key}", value):
+                    if known is None:
+                        known = self._registered()
+                    if id(tensor) not in known:
+                        known.add(id(tensor))
+                        yield name, tensor
 
-    def _alive(self) -> Iterator[tuple[str, nn.Module]]:
-        for path, owner in self._owners:
-            module = owner()
-            if module is not None:
-                yield path, module
+    def _registered(self) -> set[int]:
+        """Every parameter and buffer, also what is tied, by its address."""
+        tables = [module.__dict__.get(t, {}) for _, module in self._alive() for t in _TABLES[:2]]
+        return {id(tensor) for table in tables for tensor in table.values()}
 
-    def _hanging(self, table: str) -> Iterator[Named]:
-        for path, module in self._alive():
-            for key, tensor in list(module.__dict__.get(table, {}).items()):
-                if isinstance(tensor, Tensor):
-                    yield f"{path}.{key}", tensor
+    def _alive(self) -> list[tuple[str, nn.Module]]:
+        found = [(path, owner()) for path, owner in self._owners]
+        return [(path, module) for path, module in found if module is not None]
+
+    def _hanging(self, table: str) -> Hanging:
+        alive = self._alive()
+        tables = [module.__dict__.get(table, {}) for _, module in alive]
+        values = [*chain.from_iterable(held.values() for held in tables)]
+        # Who holds what, under which key, and what is tied: not more than that makes the names.
+        seen = (len(self._owners), [*map(len, tables)], [*chain(*tables)], [*map(id, values)])
+        known = self._known.get(table)
+        if known is None or known[0] != seen:
+            known = self._known[table] = seen, *_named(alive, tables)
+        _, names, picks = known
+        return Hanging(names, [values[at] for at in picks])
 
     def _numbered(self, kind: str) -> str:
         number = self._classes[kind]
@@ -183,12 +213,19 @@ def has_tensors(module: nn.Module) -> bool:
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
-def _first_names(named: Iterator[Named]) -> Iterator[Named]:
-    seen = set()
-    for name, tensor in named:
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name, tensor
+def _named(
+    alive: list[tuple[str, nn.Module]], tables: list[dict[str, Any]]
+) -> tuple[tuple[str, ...], list[int]]:
+    """The name of each tensor in these tables, a tied one once, and where it stands among all."""
+    names, picks, seen = [], [], set()
+    paths = ((path, key, it) for (path, _), t in zip(alive, tables, strict=True)
+             for key, it in t.items())  # fmt: skip
+    for at, (path, key, value) in enumerate(paths):
+        if isinstance(value, Tensor) and id(value) not in seen:
+            seen.add(id(value))
+            names.append(f"{path}.{key}")
+            picks.append(at)
+    return tuple(names), picks
 
 
 def nested(name: str, value: Any, depth: int = 0) -> Iterator[Named]:

@@ -22,16 +22,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bitstep.fingerprint.parts import UNKNOWN
 from bitstep.fingerprint.quantized import is_quantized
 from bitstep.observe.collectives import Collective, describe, members_text, results_of
 from bitstep.observe.compiled import Region, Regions, Slots
+from bitstep.observe.dynamo import problem, uncompiled
 from bitstep.observe.lines import program_line
 from bitstep.observe.pending import Pending
-from bitstep.observe.schemas import Argument, Kind, Plan, digest_of_others, plan_of, value_of
+from bitstep.observe.schemas import Kind, Plan, digest_of_others, plan_of, value_of
 from bitstep.observe.scope import Scope
-from bitstep.observe.seen import Access, Seen
+from bitstep.observe.seen import Seen
 from bitstep.observe.streams import state_of
+from bitstep.observe.tensorrows import TensorRows
 from bitstep.records import Fingerprint, Flag
 from bitstep.trace.columns import Columns
 from bitstep.trace.schema import metric_bits
@@ -39,6 +40,10 @@ from bitstep.trace.schema import metric_bits
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _SKIPPED, _SCALAR, _RAISED = int(Flag.SKIPPED), int(Flag.SCALAR), int(Flag.RAISED)
 _COMPILED = int(Flag.COMPILED)
+# Bound once: to read a member of an enum takes as long as the comparison.
+_SILENT, _VIEW, _COPY, _NUMBER, _EMPTY = (
+    Kind.SILENT, Kind.VIEW, Kind.COPY, Kind.SCALAR, Kind.EMPTY
+)  # fmt: skip
 _DOES_NOT_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 
@@ -76,6 +81,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._columns = columns
         self._scope = scope
         self._seen = seen
+        self.rows = TensorRows(columns, seen, hooks)
         self._hooks = hooks
         self._only = only
         self.active = False
@@ -87,7 +93,6 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pending = Pending(scope.is_ours)
         self.regions = Regions(self._region_begins, self._region_ends, scope.is_ours)
         self.count = 0
-        self.skipped = 0
         self._passed: Any = None
         """An op on a quantized tensor that was recorded: its class is asked next."""
         self._inside = 0
@@ -98,6 +103,13 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Compiled regions stay compiled (pytorch#161648)."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would put a wrapper around every call, which takes as long as a small operation;
+        `uncompiled` says the same to dynamo once."""
+        return problem() is not None
+
+    @uncompiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
@@ -116,11 +128,11 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch._C._len_torch_dispatch_stack() and _fake_mode() is not None:
             return func(*args, **kwargs)
         plan = plan_of(func)
-        if plan.kind is Kind.SILENT:
+        if plan.kind is _SILENT:
             return func(*args, **kwargs)
         if plan.collective:
             return self._collective(func, args, kwargs)
-        if self.pending.open and plan.kind is not Kind.VIEW:
+        if self.pending.open and plan.kind is not _VIEW:
             self.pending.touched(_flat([*args, *kwargs.values()]))
         if not self.active or self.pending.objects:
             return func(*args, **kwargs)
@@ -134,7 +146,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         kind = _quantized_kind(_flat([*args, *kwargs.values()]))
         plan = plan_of(func)
-        if kind is None or plan.kind is Kind.SILENT or plan.collective:
+        if kind is None or plan.kind is _SILENT or plan.collective:
             return NotImplemented
 
         def inside(*args: Any, **kwargs: Any) -> Any:
@@ -152,13 +164,16 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count += 1
         if not self.count & 0xFFF:
             self._hooks.journal.trim()
-        call = self._before(plan, args, kwargs)
-        if call is None and plan.kind is Kind.COPY and self._seen.is_blank(_source(args)):
+        try:
+            call = self._before(plan, args, kwargs)
+        except Exception as error:
+            call = self._hooks.failed(error)
+        if call is None and plan.kind is _COPY and self._seen.is_blank(_source(args)):
             # Memory that nobody wrote, in another place: bits that are nobody's.
             result = func(*args, **kwargs)
             self._seen.made_blank(result)
             return result
-        if call is None or plan.kind is Kind.VIEW:
+        if call is None or plan.kind is _VIEW:
             return self._view(func, args, kwargs) if self._inside else func(*args, **kwargs)
         before = state_of(kwargs.get("generator")) if plan.draws else None
         try:
@@ -166,9 +181,12 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except BaseException:
             self._columns.add(*call, "raised", 0, "", (), flags=_RAISED)
             raise
-        if before is not None:
-            self._drew(*call, before, kwargs.get("generator"))
-        self._results(plan, *call, args, kwargs, result)
+        try:
+            if before is not None:
+                self._drew(*call, before, kwargs.get("generator"))
+            self._results(plan, *call, args, kwargs, result)
+        except Exception as error:
+            self._hooks.failed(error)
         return result
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -178,7 +196,6 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = getattr(func, "decompose", _not_composite)(*args, **kwargs)
         return func(*args, **kwargs) if result is NotImplemented else result
 
-    @harmless
     def _before(
         self, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[int, int] | None:
@@ -187,17 +204,16 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         head, occurrence = self._scope.call(plan.name)
         others = digest_of_others(plan, args, kwargs)
-        if others is not None or plan.kind is Kind.VIEW:
+        if others is not None or plan.kind is _VIEW:
             self._columns.add(head, occurrence, "args", others or 0, "text", ())
-        if plan.kind is Kind.COPY and self._seen.is_blank(_source(args)):
+        if plan.kind is _COPY and self._seen.is_blank(_source(args)):
             return None
-        if plan.kind is not Kind.VIEW:
+        if plan.kind is not _VIEW:
             blind = plan.beta is not None and value_of(plan.beta, args, kwargs) == 0
             reads = plan.reads[1:] if blind else plan.reads
-            self._arguments(head, occurrence, reads, args, kwargs, self._read)
+            self.rows.arguments(head, occurrence, reads, args, kwargs)
         return head, occurrence
 
-    @harmless
     def _results(
         self,
         plan: Plan,
@@ -207,82 +223,24 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
-        if plan.kind is Kind.SCALAR:
+        if plan.kind is _NUMBER:
             self._scalar(head, occurrence, result)
-        elif plan.kind is Kind.EMPTY:
+        elif plan.kind is _EMPTY:
             self._seen.made_blank(result)
             shape = tuple(result.shape)
             self._columns.add(head, occurrence, "out.0", 0, "", shape, flags=_SKIPPED)
         else:
             if plan.when is None or value_of(plan.when, args, kwargs):
-                self._arguments(head, occurrence, plan.writes, args, kwargs, self._write)
+                self.rows.arguments(head, occurrence, plan.writes, args, kwargs, True)
             if type(result) is Tensor:
                 if plan.news:
-                    self._write(head, occurrence, "out.0", result)
+                    self.rows.write(head, occurrence, "out.0", result)
+            elif plan.results == 1 and plan.news and type(result) is list:
+                self.rows.results(head, occurrence, result)
             elif plan.news:
                 given = result if plan.results > 1 else (result,)
                 for at, tensor in enumerate(_flat([given[at] for at in plan.news])):
-                    self._write(head, occurrence, f"out.{at}", tensor)
-
-    def _arguments(
-        self,
-        head: int,
-        occurrence: int,
-        arguments: Sequence[Argument],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        row: Callable[[int, int, str, Tensor], None],
-    ) -> None:
-        """A row for each tensor among the arguments; None and numbers have none."""
-        given = len(args)
-        for at, name, many, slot in arguments:
-            value = args[at] if 0 <= at < given else kwargs.get(name)
-            if not many:
-                if isinstance(value, Tensor):
-                    row(head, occurrence, slot, value)
-            elif value is not None:
-                for place, tensor in enumerate(value):
-                    if isinstance(tensor, Tensor):
-                        row(head, occurrence, self._element(slot, place, tensor), tensor)
-
-    def _element(self, slot: str, place: int, tensor: Tensor) -> str:
-        """The slot of an element of a list: by name where it is known, never by position then."""
-        names = self._hooks.names_of_addresses
-        name = names.get(tensor.data_ptr()) if names and type(tensor) in _PLAIN else None
-        return f"{slot}[{place if name is None else name}]"
-
-    def _read(self, head: int, occurrence: int, slot: str, tensor: Tensor, also: int = 0) -> None:
-        total, dtype, shape, flags, version, writer = self._seen.read(tensor)
-        flags |= also
-        if flags & _SKIPPED:
-            if parts := self._seen.read_parts(tensor):
-                self._parts(head, occurrence, slot, parts, also)
-                return
-            self.skipped += 1
-        self._columns.add(head, occurrence, slot, total, dtype, shape, None, version, writer, flags)
-
-    def _write(self, head: int, occurrence: int, slot: str, tensor: Tensor, also: int = 0) -> None:
-        columns = self._columns
-        total, dtype, shape, flags, version, _ = self._seen.wrote(tensor, columns.next_seq)
-        flags |= also
-        if flags & _SKIPPED:
-            if parts := self._seen.wrote_parts(tensor, columns.next_seq):
-                parts = [(name, access._replace(writer=-1)) for name, access in parts]
-                self._parts(head, occurrence, slot, parts, also)
-                return
-            self.skipped += 1
-        columns.add(head, occurrence, slot, total, dtype, shape, None, version, -1, flags)
-
-    def _parts(
-        self, head: int, occurrence: int, slot: str, parts: list[tuple[str, Access]], also: int
-    ) -> None:
-        """A row for each part of a quantized tensor, under one slot."""
-        for name, (total, dtype, shape, flags, version, writer) in parts:
-            self.skipped += dtype == UNKNOWN
-            flags |= also
-            self._columns.add(
-                head, occurrence, slot, total, dtype, shape, None, version, writer, flags, name
-            )
+                    self.rows.write(head, occurrence, f"out.{at}", tensor)
 
     def _collective(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Inputs before the launch; outputs where they are waited for."""
@@ -308,13 +266,13 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = self.microbatch_of(moved[0]) if found.kind == "exchange" and moved else -1
         call = self._scope.collective(found.kind, members_text(found.members), found.op, number)
         for slot, tensor in found.inputs:
-            self._read(*call, slot, tensor)
+            self.rows.read(*call, slot, tensor)
         return call, found
 
     @harmless
     def _arrived(self, call: tuple[int, int], found: Collective) -> None:
         for slot, tensor in found.outputs:
-            self._write(*call, slot, tensor)
+            self.rows.write(*call, slot, tensor)
 
     @harmless
     def _region_begins(self, region: Region, inputs: Slots) -> tuple[int, int] | None:
@@ -324,7 +282,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         side = ".backward" if region.is_backward else ""
         call = self._scope.call(f"compiled.{region.name}{side}")
         for at, tensor in inputs:
-            self._read(*call, f"in.{at}", tensor, _COMPILED)
+            self.rows.read(*call, f"in.{at}", tensor, _COMPILED)
         return call
 
     @harmless
@@ -336,9 +294,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if outputs is None:
             self._columns.add(*call, "raised", 0, "", (), flags=_RAISED)
         for at, tensor in mutated:
-            self._write(*call, f"mutated.{at}", tensor, _COMPILED)
+            self.rows.write(*call, f"mutated.{at}", tensor, _COMPILED)
         for at, tensor in outputs or ():
-            self._write(*call, f"out.{at}", tensor, _COMPILED)
+            self.rows.write(*call, f"out.{at}", tensor, _COMPILED)
 
     def _scalar(self, head: int, occurrence: int, value: Any) -> None:
         dtype = "float64" if isinstance(value, float) else "int64"

@@ -29,6 +29,10 @@ VARIABLE: Final = "BITSTEP_RECORD"
 """Holds the options as JSON, in the environment of the program."""
 PROBE: Final = "BITSTEP_PROBE"
 """Holds the directory for the probe of the inertness check (`bitstep.observe.probe`)."""
+PREFLIGHT: Final = "BITSTEP_PREFLIGHT"
+"""Holds "STEPS:FOLDER" in a program that a doctor looks at (`bitstep.observe.preflight`)."""
+LEAVE: Final = "leave"
+"""File of that folder at whose sight the processes that wait after their last step leave."""
 LEVELS: Final[tuple[str, ...]] = get_args(Level)
 """From the least to the most."""
 END: Final = 2**63 - 1

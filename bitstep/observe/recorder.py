@@ -173,7 +173,8 @@ class Recorder:
 
         try:
             events = self._events
-            write_manifest(self.options.directory, world, events.layout, events.findings)
+            roots = list(self._names.roots())
+            write_manifest(self.options.directory, world, events.layout, events.findings, roots)
         except Exception as error:
             self._journal.gap(f"no manifest: {error}")
 
@@ -182,9 +183,9 @@ class Recorder:
         self._events.number("count.compiled", self._operations.regions.count, phase)
         self._operations.regions.count = 0
         self._events.number("count.ops", self._operations.count, phase)
-        self._events.number("count.skipped", self._operations.skipped, phase)
+        self._events.number("count.skipped", self._operations.rows.skipped, phase)
         self._events.number("count.threads", self._modules.elsewhere, phase)
-        self._operations.count = self._operations.skipped = self._modules.elsewhere = 0
+        self._operations.count = self._operations.rows.skipped = self._modules.elsewhere = 0
 
     def backward_ended(self) -> None:
         """What DDP reduced in backward is there now."""
@@ -194,6 +195,7 @@ class Recorder:
         """Have the dispatch mode on where the level of a step needs it."""
         operations = self._operations
         operations.active = level >= OP
+        self._seen.sees_all = operations.active and self.options.modules is None
         operations.collectives = level >= PHASE and rank_and_world()[1] > 1
         if (operations.active or operations.collectives) and not self._entered:
             if torch._C._len_torch_dispatch_stack() == 0:

@@ -96,15 +96,16 @@ _SILENT_NAMES: Final = frozenset(("is_pinned", "_has_compatible_shallow_copy_typ
 _SILENT_SPACES: Final = frozenset(("profiler", "prim", "prims", "debugprims", "inductor"))
 COLLECTIVE_SPACES: Final = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 
-_plans: dict[Any, Plan] = {}
+_plans: dict[int, tuple[Any, Plan]] = {}
 
 
 def plan_of(func: Any) -> Plan:
     """The plan of a torch.ops overload; the same object every time."""
-    plan = _plans.get(func)
-    if plan is None:
-        plan = _plans[func] = _make(func)
-    return plan
+    # By id, which is its own as long as it is kept here: to hash an overload is a call of Python.
+    known = _plans.get(id(func))
+    if known is None:
+        known = _plans[id(func)] = (func, _make(func))
+    return known[1]
 
 
 def _make(func: Any) -> Plan:
@@ -191,15 +192,16 @@ _texts: dict[str, int] = {}
 def digest_of_others(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """64 bits over the arguments that are not tensors; None if the call passes none."""
     passed = []
-    for where in plan.others:
-        value = value_of(where, args, kwargs)
+    given = len(args)
+    for at, name, _, _ in plan.others:
+        value = args[at] if -1 < at < given else kwargs.get(name)
         if value is not None:
-            passed.append((where.name, _plain(value)))
-    for where in plan.reads:
+            passed.append((name, value if type(value) in _BY_TEXT else _plain(value)))
+    for at, name, _, _ in plan.reads:
         # A number may stand where a tensor could.
-        value = value_of(where, args, kwargs)
+        value = args[at] if -1 < at < given else kwargs.get(name)
         if type(value) in _NUMBERS:
-            passed.append((where.name, value))
+            passed.append((name, value))
     return digest_of_text(repr(passed)) if passed else None
 
 
@@ -215,12 +217,17 @@ def digest_of_text(text: str) -> int:
 
 
 _NUMBERS: Final = frozenset((bool, int, float, complex))
-_BY_TEXT: Final = (bool, int, float, complex, str, torch.dtype, torch.memory_format, torch.layout)
+_BY_TEXT: Final = frozenset(
+    (bool, int, float, complex, str, torch.dtype, torch.memory_format, torch.layout)
+)
+
+
+_NUMBER_LIKE: Final = (bool, int, float, complex, str)
 
 
 def _plain(value: Any) -> Any:
     """A value whose repr is the same in another process: no address, no device number."""
-    if isinstance(value, _BY_TEXT):
+    if type(value) in _BY_TEXT or isinstance(value, _NUMBER_LIKE):
         return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

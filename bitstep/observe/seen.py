@@ -12,7 +12,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,10 +27,9 @@ from bitstep.observe.digests import (
     digest_of_part,
     quantized_parts,
 )
+from bitstep.observe.lists import SMALL, Laid
 from bitstep.records import Flag
 
-_SMALL: Final = 8192
-"""Bytes up to which hashing again is cheaper than looking up whether it may be carried."""
 # As plain numbers: an enum's operators cost more than a small tensor's digest.
 _CARRIED, _UNINITIALISED, _PARTLY = (
     int(Flag.CARRIED), int(Flag.UNINITIALISED), int(Flag.PARTLY)
@@ -48,6 +48,16 @@ class Access(NamedTuple):
     """`seq` of the last recorded write to its storage, or -1."""
 
 
+class Accesses(NamedTuple):
+    """The same of each tensor of a list; dtypes and shapes are those of its layout."""
+
+    sums: list[int]
+    versions: list[int]
+    writers: list[int]
+    flags: list[int] | None
+    """None where there are none."""
+
+
 class _Last(NamedTuple):
     version: int
     shape: tuple[int, ...]
@@ -64,6 +74,9 @@ class Seen:
 
     def __init__(self, rehash: bool) -> None:
         self._rehash = rehash
+        self.sees_all = True
+        """Every operation is recorded. Where some are not, memory is freed and written again
+        unseen, and nothing may be carried."""
         self._last: dict[int, _Last] = {}
         self._writers: dict[int, int] = {}
         self._blank: dict[int, int] = {}
@@ -82,16 +95,19 @@ class Seen:
             address = tensor.data_ptr()
         except RuntimeError:  # Inside of vmap it has no storage.
             return Access(*digest_of(tensor), -1, -1)
-        version = -1 if tensor.is_inference() else tensor._version
-        offset = int(tensor.storage_offset())
-        base = address - offset * tensor.element_size() if offset else address
+        try:
+            version = tensor._version
+        except RuntimeError:  # An inference tensor.
+            version = -1
+        base = _base(tensor, address)
         writer = self._writers.get(base, -1)
         # Without a recorded writer the memory may be another's by now, filled unseen. Parameters
         # are read twice a step, and hashed twice.
-        if self._rehash or writer < 0 or tensor.nbytes <= _SMALL or _is_foreign(tensor):
-            total, dtype, shape, flags = digest_of(tensor)
-        else:
+        may_carry = self.sees_all and not self._rehash and writer >= 0
+        if may_carry and tensor.nbytes > SMALL and not _is_foreign(tensor):
             total, dtype, shape, flags = self._carried(tensor, address, version, base, writer)
+        else:
+            total, dtype, shape, flags = digest_of(tensor)
         if base in self._blank:
             flags |= self._blank[base]
         return Access(total, dtype, shape, flags, version, writer)
@@ -121,14 +137,49 @@ class Seen:
         version = version_of(tensor)
         if type(tensor) in PLAIN and tensor.layout is STRIDED:
             address = tensor.data_ptr()
-            offset = int(tensor.storage_offset())
-            base = address - offset * tensor.element_size() if offset else address
+            base = _base(tensor, address)
             self._writers[base] = seq
-            if tensor.nbytes > _SMALL:
+            if tensor.nbytes > SMALL:
                 self._keep(address, tensor, version, base, seq, digest)
             if base in self._blank:
                 self._fill(base, tensor)
         return Access(total, dtype, shape, flags, version, seq)
+
+    def read_list(self, tensors: Sequence[Tensor], laid: Laid) -> Accesses | None:
+        """`read` of each tensor of a list; None: it does not lie like that."""
+        addresses = laid.addresses(tensors)
+        if addresses is None:
+            return None
+        bases = laid.bases(tensors, addresses)
+        writers = [self._writers.get(base, -1) for base in bases]
+        versions = [tensor._version for tensor in tensors]
+        may_carry = self.sees_all and not self._rehash
+        alone = [at for at in laid.large if writers[at] >= 0] if may_carry else ()
+        sums, flags = laid.sums(addresses, alone), None
+        if alone or not self._blank.keys().isdisjoint(bases):
+            flags = [self._blank.get(base, 0) for base in bases]
+            for at in alone:
+                sums[at], _, _, flags[at], _, _ = self.read(tensors[at])
+        return Accesses(sums, versions, writers, flags)
+
+    def wrote_list(self, tensors: Sequence[Tensor], laid: Laid, seq: int) -> Accesses | None:
+        """`wrote` of each tensor of a list; None: it does not lie like that, or fills what nobody
+        wrote."""
+        addresses = laid.addresses(tensors)
+        if addresses is None:
+            return None
+        bases = laid.bases(tensors, addresses)
+        if not self._blank.keys().isdisjoint(bases):
+            return None
+        versions = [tensor._version for tensor in tensors]
+        sums = laid.sums(addresses)
+        writers = range(seq, seq + len(bases))
+        self._writers.update(zip(bases, writers, strict=True))
+        for at in laid.large:
+            tensor = tensors[at]
+            digest = Digest(sums[at], laid.dtypes[at], laid.shapes[at])
+            self._keep(addresses[at], tensor, versions[at], bases[at], seq + at, digest)
+        return Accesses(sums, versions, [-1] * len(bases), None)
 
     def read_parts(self, tensor: Tensor) -> list[tuple[str, Access]]:
         """The parts of an input that is quantized, by name; none of any other."""
@@ -155,8 +206,7 @@ class Seen:
         """Whether nobody wrote the memory of a tensor."""
         if not self._blank or type(tensor) not in PLAIN or tensor.layout is not STRIDED:
             return False
-        base = tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
-        return self._blank.get(base) == _UNINITIALISED
+        return self._blank.get(_base(tensor, tensor.data_ptr())) == _UNINITIALISED
 
     def _keep(
         self, address: int, tensor: Tensor, version: int, base: int, writer: int, digest: Digest
@@ -174,6 +224,12 @@ class Seen:
 
 def _missing(part: QuantizedPart) -> Access:
     return Access(*digest_of_part(part), -1, -1)
+
+
+def _base(tensor: Tensor, address: int) -> int:
+    """Where the storage of a tensor begins."""
+    offset = int(tensor.storage_offset())
+    return address - offset * tensor.element_size() if offset else address
 
 
 def _is_foreign(tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """The training state of this process, tensor by tensor: parameters, gradients, moments, buffers.
 
-1. A `Source` yields named tensors as they are right now; `Program` is that of any torch program.
+1. A `Source` yields named tensors as they are right now.
 2. A DTensor yields its local part and where that part lies in the logical tensor. An engine that
    cuts its tensors itself has a source of its own, which says where each piece lies.
 3. `read` digests them; `root_of` makes one number of many, `logical_of` one that adds up over the
@@ -9,16 +9,17 @@
 The optimizers' state goes by parameter name, never by list position.
 
 >>> root_of([Row("Net.weight", "param", Digest(1, "float32", (2,)), None)])
-1361443046217353453
+2464820469181675452
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,12 +28,10 @@ from bitstep.errors import FingerprintError
 from bitstep.fingerprint import part
 from bitstep.fingerprint.logical import contribution
 from bitstep.fingerprint.quantized import QuantizedPart
-from bitstep.observe.digests import Digest, digest_of_part, digests_of, quantized_parts
-from bitstep.observe.names import Names, nested
-from bitstep.observe.optimizers import Optimizers
-from bitstep.observe.streams import random_states
+from bitstep.observe.digests import Digest, digest_of, digest_of_part, quantized_parts
 from bitstep.records import Box, Fingerprint, Flag, Place
 
+_T = TypeVar("_T")
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -60,76 +59,42 @@ class Row(NamedTuple):
     """Of a quantized tensor its part, for which the row is."""
 
 
+class Held:
+    """The items of a stream as it is now, of a source that knows what their names depend on: where
+    `key` and the layouts of `tensors` are as they were, so is all but the bits."""
+
+    def __init__(
+        self,
+        key: Hashable,
+        tensors: Sequence[Tensor],
+        cut: Callable[[], Iterable[tuple[int, Item]]],
+    ) -> None:
+        """`cut` gives each item and which of the tensors it is, or is a view of."""
+        self.key = key
+        self.tensors = tensors
+        self.cut = cut
+
+    def __iter__(self) -> Iterator[Item]:
+        return (item for _, item in self.cut())
+
+
 class Source(Protocol):
     """Where the training state of a program is found."""
 
-    def parameters(self) -> Iterator[Item]:
+    def parameters(self) -> Iterable[Item]:
         """Every parameter that this process holds, or part of one."""
 
-    def gradients(self) -> Iterator[Item]:
+    def gradients(self) -> Iterable[Item]:
         """The gradient of each, where it has one."""
 
-    def moments(self) -> Iterator[Item]:
+    def moments(self) -> Iterable[Item]:
         """What the optimizers keep for parameters."""
 
-    def buffers(self) -> Iterator[Item]:
+    def buffers(self) -> Iterable[Item]:
         """Tensors that are neither."""
 
     def generators(self) -> dict[str, Fingerprint]:
         """The state of every random stream of this process."""
-
-
-class Program:
-    """The state of a program as torch shows it: what hangs on modules and optimizers."""
-
-    def __init__(self, names: Names, optimizers: Optimizers) -> None:
-        self._names = names
-        self._optimizers = optimizers
-
-    def parameters(self) -> Iterator[Item]:
-        """Every parameter of every root, sharded or not, then those that no root has."""
-        known = set()
-        for name, tensor in self._names.parameters():
-            known.add(id(tensor))
-            yield Item(name, "param", tensor)
-        for name, tensor, _ in self._optimized():
-            if id(tensor) not in known:
-                yield Item(name, "param", tensor)
-
-    def gradients(self) -> Iterator[Item]:
-        """The gradient of every parameter that has one."""
-        for item in self.parameters():
-            gradient = item.tensor.grad
-            if gradient is not None:
-                yield Item(item.name, "grad", gradient)
-
-    def moments(self) -> Iterator[Item]:
-        """Every tensor that an optimizer keeps for a parameter."""
-        known = {id(tensor): name for name, tensor in self._names.parameters()}
-        for name, parameter, optimizer in self._optimized():
-            state = optimizer.state.get(parameter, {}) if hasattr(optimizer, "state") else {}
-            # By name: a state that was restored may have its keys in another order.
-            for key, value in sorted(state.items(), key=lambda item: str(item[0])):
-                for slot, tensor in nested(f"state.{key}", value):
-                    yield Item(known.get(id(parameter), name), slot, tensor)
-
-    def buffers(self) -> Iterator[Item]:
-        """Every buffer, then every tensor that hangs on a module as a plain attribute."""
-        for name, tensor in self._names.buffers():
-            yield Item(name, "buffer", tensor)
-        for name, tensor in self._names.attributes():
-            yield Item(name, "attr", tensor)
-
-    def generators(self) -> dict[str, Fingerprint]:
-        """Every process-wide generator."""
-        return random_states()
-
-    def _optimized(self) -> Iterator[tuple[str, Tensor, Any]]:
-        """Name by number, parameter and optimizer, in the order of their groups."""
-        for which, optimizer in self._optimizers.numbered():
-            parameters = (p for group in optimizer.param_groups for p in group["params"])
-            for at, parameter in enumerate(p for p in parameters if isinstance(p, Tensor)):
-                yield f"optimizer{which}.{at}", parameter, optimizer
 
 
 def local(tensor: Tensor) -> tuple[Tensor, Place | None]:
@@ -153,9 +118,8 @@ def read(items: Iterable[Item]) -> list[Row]:
     """The digests of tensors, now."""
     named = listed(items)
     parts = [(i.tensor, i.place) if i.place is not None else local(i.tensor) for i in named]
-    whole = iter(digests_of([tensor for tensor, place in parts if place is None]))
     rows = [
-        Row(name, slot, next(whole) if place is None else _part(tensor, place), place, main)
+        Row(name, slot, _part(tensor, place) if place else _whole(tensor), place, main)
         for (name, slot, _, _, main), (tensor, place) in zip(named, parts, strict=True)
     ]
     if not any(row.digest.flags for row in rows):
@@ -163,7 +127,7 @@ def read(items: Iterable[Item]) -> list[Row]:
     return [of for row, (t, _) in zip(rows, parts, strict=True) for of in by_parts(row, t)]
 
 
-def listed(items: Iterable[Item]) -> list[Item]:
+def listed(items: Iterable[_T]) -> list[_T]:
     """What a source yields. Adapters cut tensors into views, which no mode of the program sees."""
     with _disable_current_modes(), torch.no_grad():
         return list(items)
@@ -201,6 +165,13 @@ def _place_of(part: QuantizedPart, place: Place) -> Box | None:
     return Box(shape, offsets, sizes)
 
 
+def _whole(tensor: Tensor) -> Digest:
+    digest = digest_of(tensor)
+    # Heads are made of how a shape is printed, and roots must not change: that of an empty tensor
+    # has always been a torch.Size.
+    return digest if 0 in digest.shape else digest._replace(shape=tuple(digest.shape))
+
+
 def _part(tensor: Tensor, place: Place) -> Digest:
     """The digest of a part: its bits in their place in the logical tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -216,29 +187,31 @@ _heads: dict[tuple[Any, ...], int] = {}
 
 def root_of(rows: Iterable[Row]) -> int:
     """64 bits over names, slots, places and digests, whatever the order."""
-    pairs = [(_head(row), row.digest.sum) for row in rows]
-    table = np.array(sorted(pairs), np.uint64).tobytes()
-    raw = hashlib.blake2b(b"bitstep recorder root\n" + table, digest_size=8).digest()
+    pairs = sorted((head_of(row), row.digest.sum) for row in rows)
+    return root_of_table(np.array(pairs, np.uint64))
+
+
+def root_of_table(pairs: npt.NDArray[np.uint64]) -> int:
+    """The same, of what `head_of` says of each row, and its digest, sorted: two columns."""
+    raw = hashlib.blake2b(b"bitstep recorder root\n" + pairs.tobytes(), digest_size=8).digest()
     return int.from_bytes(raw, "little")
 
 
 def logical_of(rows: Iterable[Row]) -> int:
     """What this process adds to the logical root of a stream: the pieces that it counts."""
-    return (
-        sum(
-            contribution(row.name, _slot(row), row.digest.dtype, row.digest.shape, row.digest.sum)
-            for row in rows
-            if row.main
-        )
-        % 2**64
-    )
+    return sum(factor_of(row) * int(row.digest.sum) for row in rows if row.main) % 2**64
+
+
+def factor_of(row: Row) -> int:
+    """What the digest of a row is multiplied with in the logical root."""
+    return contribution(row.name, _slot(row), row.digest.dtype, row.digest.shape, 1)
 
 
 def _slot(row: Row) -> str:
     return row.slot if row.part == "bits" else f"{row.slot}:{row.part}"
 
 
-def _head(row: Row) -> int:
+def head_of(row: Row) -> int:
     """64 bits over what names a row; remembered, because every step has the same."""
     key = (row.name, row.slot, row.digest.dtype, row.digest.shape, row.place, row.part)
     head = _heads.get(key)

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -20,9 +20,9 @@ import torch
 
 from bitstep.observe import snapshot
 from bitstep.observe.digests import is_wrapped
-from bitstep.observe.journal import resolve
+from bitstep.observe.reading import Reader, Reading, Whole
 from bitstep.observe.scope import Scope
-from bitstep.observe.snapshot import Item, Row, Source
+from bitstep.observe.snapshot import Item, Source
 from bitstep.records import Fingerprint
 from bitstep.trace.columns import Columns, unicode
 from bitstep.trace.schema import metric_bits
@@ -35,6 +35,8 @@ class StateRows:
         self.source = source
         self._columns = columns
         self._scope = scope
+        self._read = Reader().read
+        self._whole = Whole()
 
     def random(self, phase: str) -> None:
         """The state of every process-wide generator."""
@@ -51,10 +53,10 @@ class StateRows:
 
     def before_optimizer(self, each: bool) -> None:
         """Gradients and, with `each`, everything that the optimizer reads."""
-        rows = self._read(self.source.gradients())
-        self._root("optimizer", "grads", rows)
+        gradients = self._read(self.source.gradients())
+        self._root("optimizer", "grads", gradients)
         if each:
-            self._rows("optimizer", 0, rows)
+            self._rows("optimizer", 0, gradients)
             self._rows("optimizer", 0, self._read(self.source.parameters()))
             self._rows("optimizer", 0, self._read(self.source.moments()))
 
@@ -68,7 +70,7 @@ class StateRows:
 
     def bits(self) -> int:
         """One number for the bits of all parameters."""
-        return snapshot.root_of(self._read(self.source.parameters()))
+        return self._read(self.source.parameters()).root()
 
     def settings(self, optimizer: Any) -> None:
         """Every hyper-parameter of an optimizer that is a number, by its bits."""
@@ -109,38 +111,26 @@ class StateRows:
             "buffers": self._read(self.source.buffers()),
         }
         if each:
-            for rows in streams.values():
-                self._rows(phase, occurrence, rows)
-        for stream, rows in streams.items():
-            self._root(phase, stream, rows)
-        return snapshot.root_of(chain.from_iterable(streams.values()))
+            for reading in streams.values():
+                self._rows(phase, occurrence, reading)
+        for stream, reading in streams.items():
+            self._root(phase, stream, reading)
+        return self._whole.root(list(streams.values()))
 
-    def _read(self, items: Iterable[Item]) -> list[Row]:
-        rows = snapshot.read(items)
-        if any(isinstance(row.digest.sum, torch.Tensor) for row in rows):
-            sums = [row.digest.sum for row in rows]
-            resolve(sums)
-            rows = [
-                row._replace(digest=row.digest._replace(sum=total))
-                for row, total in zip(rows, sums, strict=True)
-            ]
-        return rows
-
-    def _root(self, phase: str, stream: str, rows: Sequence[Row]) -> None:
-        self.add(phase, "", f"root.{stream}", Fingerprint(snapshot.root_of(rows), "uint64", ()))
-        if any(row.main for row in rows):
-            logical = Fingerprint(snapshot.logical_of(rows), "uint64", ())
+    def _root(self, phase: str, stream: str, reading: Reading) -> None:
+        self.add(phase, "", f"root.{stream}", Fingerprint(reading.root(), "uint64", ()))
+        if reading.table.is_counted:
+            logical = Fingerprint(reading.table.logical(reading.sums), "uint64", ())
             self.add(phase, "", f"root.logical.{stream}", logical)
 
     def _rows(
-        self, phase: str, occurrence: int, rows: Iterable[Row], microbatch: int = -1, op: str = ""
+        self, phase: str, occurrence: int, reading: Reading, microbatch: int = -1, op: str = ""
     ) -> None:
-        for name, slot, digest, place, _, part in rows:
-            head = self._scope.head(phase, name, op, microbatch)
-            total, dtype, shape, flags = digest
-            self._columns.add(
-                head, occurrence, slot, total, dtype, shape, place, flags=flags, part=part
-            )
+        def head(name: str) -> int:
+            return self._scope.head(phase, name, op, microbatch)
+
+        cells = reading.table.cells((phase, op, microbatch), occurrence, head)
+        self._columns.extend(cells, reading.sums.tolist())
 
 
 def _numbers(group: dict[str, Any]) -> Iterator[tuple[str, float | int]]:

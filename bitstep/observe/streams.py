@@ -8,6 +8,7 @@ Reading a state draws no number: the generators hand out a copy.
 
 from __future__ import annotations
 
+import functools
 import random
 import struct
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from bitstep.fingerprint import fingerprint
-from bitstep.fingerprint.definition import sum_of
+from bitstep.fingerprint.cpu import sum_of_bytes
 from bitstep.records import Fingerprint
 
 
@@ -38,12 +39,18 @@ def state_of(generator: Any) -> Fingerprint:
 
 
 def _python() -> Fingerprint:
-    version, words, gauss = random.getstate()
+    return _of_python(random.getstate())
+
+
+@functools.lru_cache(1)
+def _of_python(state: tuple[Any, ...]) -> Fingerprint:
+    """Remembered: most programs never draw from it, and its 625 numbers are slow to pack."""
+    version, words, gauss = state
     raw = struct.pack(f"<{len(words)}Q", *words) + repr((version, gauss)).encode()
-    return Fingerprint(sum_of(raw), "uint8", (len(raw),))
+    return Fingerprint(sum_of_bytes(raw), "uint8", (len(raw),))
 
 
 def _numpy(numpy: Any) -> Fingerprint:
     kind, keys, position, has_gauss, gauss = numpy.get_state(legacy=True)
     raw = keys.tobytes() + repr((kind, position, has_gauss, gauss)).encode()
-    return Fingerprint(sum_of(raw), "uint8", (len(raw),))
+    return Fingerprint(sum_of_bytes(raw), "uint8", (len(raw),))

@@ -1,6 +1,6 @@
 """A difference between two runs as a person reads it: one screen of 24 lines and 100 columns.
 
-1. Settings that must match and do not come first, then what differs, in one line.
+1. Settings that differ come first, by whether they can change bits; then what differs.
 2. Then why, where, since when, how sure, what was not seen, and what to do next.
 3. `difference_json` is all of it as data; docs/diff.md is its contract.
 
@@ -16,11 +16,10 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from bitstep.contract.classes import MUST
-from bitstep.contract.manifest import Difference as KeyDifference
 from bitstep.diff.difference import Bits, Cause, Difference, Received, Shown, Where
 from bitstep.errors import printable
 from bitstep.records import WHOLE_RUN
+from bitstep.report import manifest
 
 FORMAT: Final = 1
 """Version of the JSON."""
@@ -41,11 +40,8 @@ def difference_text(difference: Difference, all_ranks: bool = False) -> str:
 
 
 def _head(difference: Difference) -> Iterator[str]:
-    """Settings that must match, then the title and what leads to it."""
-    must = [one for one in difference.manifest if one.class_ == MUST]
-    yield from (_cut(_key_line(one)) for one in must[:_SHOWN])
-    if len(must) > _SHOWN:
-        yield f"and {len(must) - _SHOWN} more settings that must match and do not"
+    """Settings that differ, then the title and what leads to it."""
+    yield from manifest.head(difference.manifest, _SHOWN)
     rank = ""
     if difference.causes:
         ranks = difference.causes[0].ranks
@@ -141,10 +137,6 @@ def _received_line(one: Received) -> str:
                      f"{source}")  # fmt: skip
 
 
-def _key_line(one: KeyDifference) -> str:
-    return f"{one.class_}: {one.key} is {one.a} in A, {one.b} in B ({one.reason})"
-
-
 def _numbers(numbers: Iterable[int]) -> str:
     """ "0, 2-5, 9": sorted, and not longer than a line allows."""
     runs: list[list[int]] = []
@@ -189,10 +181,7 @@ def difference_json(difference: Difference) -> dict[str, Any]:
         "status": int(difference.outcome),
         "title": difference.title,
         "runs": {"a": difference.a, "b": difference.b},
-        "manifest": [
-            {"key": d.key, "class": d.class_, "a": d.a, "b": d.b, "reason": d.reason}
-            for d in difference.manifest
-        ],
+        "manifest": manifest.differences_json(difference.manifest),
         "placed": [dataclasses.asdict(one) for one in difference.placed],
         "causes": [_cause_json(one) for one in difference.causes],
         "receivers": [dataclasses.asdict(one) for one in difference.receivers],

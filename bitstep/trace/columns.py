@@ -14,11 +14,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from bitstep.errors import TraceError
 from bitstep.records import Place
 from bitstep.trace.rows import FIT_ERRORS, Words, distinct, does_not_fit, place_column, shape_column
 from bitstep.trace.schema import SCHEMA, WORD_COLUMNS
@@ -27,6 +29,7 @@ Head = tuple[int, str, str, int, str, str]
 """Rank, phase, pass, microbatch, module, op."""
 
 _HEAD_FIELDS: Final = ("rank", "phase", "pass", "microbatch", "module", "op")
+_TYPES: Final = {field.name: field.type for field in SCHEMA}
 _ROW_FIELDS: Final = ("head", "occurrence", "slot", "dtype", "shape", "place", "version", "writer",
                       "flags", "part")  # fmt: skip
 
@@ -42,6 +45,10 @@ class Columns:
         self._first = 0
         self._numbers: dict[Head, int] = {}
         self._heads: list[Head] = []
+        self._words: Words | None = None
+        self._before: dict[str, _Before] = {}
+        self.passed: frozenset[str] = frozenset()
+        """Columns of the batch that was encoded last which are those of the one before it."""
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -54,6 +61,7 @@ class Columns:
     def set_rank(self, rank: int) -> None:
         """All rows so far are of `rank`: a process learns late which one it is."""
         self._heads = [(rank, *head[1:]) for head in self._heads]
+        self._before.clear()
         self._numbers = {head: number for number, head in enumerate(self._heads)}
 
     def head(self, rank: int, phase: str, pass_: str, microbatch: int, module: str, op: str) -> int:
@@ -89,6 +97,14 @@ class Columns:
         digests.append(digest)
         return self._first + len(digests) - 1
 
+    def extend(self, cells: Sequence[Any], digests: Sequence[int]) -> None:
+        """Keep rows whose cells were laid out before: what `add` takes but for the digest, in its
+        order, row by row."""
+        if len(cells) != len(_ROW_FIELDS) * len(digests):
+            raise TraceError(f"{len(cells)} cells for {len(digests)} digests")
+        self._cells.extend(cells)
+        self.digests.extend(digests)
+
     def clear(self) -> None:
         """Forget the rows of the step; `seq` goes on after them."""
         self._first += len(self.digests)
@@ -96,37 +112,73 @@ class Columns:
         self._cells.clear()
 
     def encode(self, step: int, words: Words) -> Any:
-        """One record batch of the rows, still to be checked by `check_batch`.
-
-        Raises TraceError for a value that its column cannot hold.
-        """
+        """One record batch of the rows, still to be checked by `check_batch`, but for its columns
+        `passed`. Raises TraceError for a value that its column cannot hold."""
         rows, width = len(self.digests), len(_ROW_FIELDS)
-        cells = {name: self._cells[at::width] for at, name in enumerate(_ROW_FIELDS)}
+        if words is not self._words:
+            self._words = words
+            self._before.clear()
         try:
-            values = self._shared(cells.pop("head"), words) | {
-                "seq": np.arange(self._first, self._first + rows, dtype=np.int64),
-                "step": np.full(rows, step, np.int64),
-                "digest": self.digests,
-                "place": place_column(cells.pop("place"), cells["shape"]),
-                "shape": shape_column(cells.pop("shape")),
+            made = {
+                "seq": pa.array(np.arange(self._first, self._first + rows, dtype=np.int64)),
+                "step": pa.array(np.full(rows, step, np.int64)),
+                "digest": pa.array(self.digests, _TYPES["digest"]),
             }
+            kept: dict[str, Any] = {}
+            cells = {name: self._cells[at::width] for at, name in enumerate(_ROW_FIELDS)}
+            # Of a place also what it is a place in.
+            cells["place"] = [cells["place"], cells["shape"]]
             for name, column in cells.items():
-                values[name] = words.ids(name, column) if name in WORD_COLUMNS else column
-            columns = [_column(field, values[field.name], words) for field in SCHEMA]
-            return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+                (kept if self._is_as_before(name, column) else made).update(
+                    self._before[name].arrays
+                )
+            self.passed = frozenset(kept)
+            arrays = [kept[name] if name in kept else made[name] for name in _TYPES]
+            return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
         except FIT_ERRORS as error:
             raise does_not_fit(error) from error
+
+    def _is_as_before(self, name: str, cells: list[Any]) -> bool:
+        """Whether a field has the cells of the step before, and so the arrays; else they are made.
+
+        Most steps have the rows of the one before, and other digests.
+        """
+        before = self._before.get(name)
+        words: Any = self._words
+        if before is not None and before.cells == cells and before.known == words.known(name):
+            return True
+        if name == "head":
+            arrays = self._shared(cells, words)
+        elif name == "place":
+            arrays = {name: place_column(*cells)}
+        elif name == "shape":
+            arrays = {name: shape_column(cells)}
+        elif name in WORD_COLUMNS:
+            arrays = {name: words.column(name, words.ids(name, cells))}
+        else:
+            arrays = {name: pa.array(cells, _TYPES[name])}
+        self._before[name] = _Before(cells, arrays, words.known(name))
+        return False
 
     def _shared(self, numbers: list[int], words: Words) -> dict[str, Any]:
         """The columns that heads stand for: each distinct head is looked at once."""
         used, position = distinct(numbers)
         fields = list(zip(*(self._heads[number] for number in used), strict=True)) or [()] * 6
         return {
-            name: words.ids(name, field)[position]
+            name: words.column(name, words.ids(name, field)[position])
             if name in WORD_COLUMNS
-            else np.array(field, np.int64)[position]
+            else pa.array(np.array(field, np.int64)[position], _TYPES[name])
             for name, field in zip(_HEAD_FIELDS, fields, strict=True)
         }
+
+
+class _Before(NamedTuple):
+    """What the cells of a field were at the step before, and what was made of them."""
+
+    cells: list[Any]
+    arrays: dict[str, Any]
+    known: int
+    """How many words its columns had: more of them are another dictionary."""
 
 
 def unicode(text: str) -> str:
@@ -136,9 +188,3 @@ def unicode(text: str) -> str:
     True
     """
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def _column(field: Any, values: Any, words: Words) -> Any:
-    if field.name in WORD_COLUMNS:
-        return words.column(field.name, values)
-    return values if isinstance(values, pa.Array) else pa.array(values, field.type)

@@ -13,7 +13,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,9 @@ import pyarrow as pa
 from bitstep.errors import TraceError
 from bitstep.records import Box, FlatRange, Place, Record, Site
 from bitstep.trace.schema import PLACE_TYPE, SCHEMA, WORD_COLUMNS
+
+HEAD_WORDS: Final = ("phase", "pass", "module", "op")
+"""The columns of strings that rows of one call share."""
 
 FIT_ERRORS: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """What Arrow and NumPy raise for a value that a column cannot hold."""
@@ -54,6 +57,11 @@ class Words:
     def ids(self, name: str, words: Sequence[str]) -> npt.NDArray[np.int32]:
         """The ids of `words` in a column; new ones extend its dictionary."""
         return self._ids[name].of(words)
+
+    def known(self, field: str) -> int:
+        """How many words the columns of a field have had so far."""
+        columns = HEAD_WORDS if field == "head" else (field,)
+        return sum(len(self._ids[name]) for name in columns if name in self._ids)
 
     def column(self, name: str, ids: npt.NDArray[np.int32]) -> Any:
         """A dictionary array of `ids`, with every word that the column has had so far."""
@@ -119,13 +127,17 @@ def _place_row(place: Place | None, shape: tuple[int, ...]) -> dict[str, Any] | 
     return {"kind": "flat", "offsets": [place.start], "sizes": [place.nbytes]}
 
 
-def check_batch(batch: Any, step: int, rows: int, after: int) -> int:
+def check_batch(batch: Any, step: int, rows: int, after: int, passed: Collection[str] = ()) -> int:
     """The last seq of a batch that passes every check; else TraceError.
 
     `step` and `rows` are what the index says; `after` is the last seq before this batch. The
-    writer calls it too, so that it never writes what a reader refuses. Arrow's own check comes
-    first: without it a length that lies ends the process (docs/trace-format.md).
+    writer calls it too, so that it never writes what a reader refuses; it names the columns that
+    have `passed` in the batch before. Arrow's own check comes first: without it a length that lies
+    ends the process (docs/trace-format.md).
     """
+    whole = batch
+    if passed:
+        batch = batch.select([name for name in batch.schema.names if name not in passed])
     try:
         batch.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
@@ -143,9 +155,10 @@ def check_batch(batch: Any, step: int, rows: int, after: int) -> int:
         raise TraceError(
             f"seq {seq[at]} comes after seq {before[at]}: it must increase in a stream"
         )
-    if np.any(batch.column("shape").flatten().to_numpy() < 0):
+    if "shape" not in passed and np.any(batch.column("shape").flatten().to_numpy() < 0):
         raise TraceError("a shape with a negative size")
-    _check_places(batch)
+    if "place" not in passed:
+        _check_places(whole)
     return int(seq[-1]) if rows else after
 
 

@@ -39,6 +39,7 @@ from bitstep.trace.rows import Words, check_batch, encode
 from bitstep.trace.schema import SCHEMA
 
 # Deltas keep every string once; without them Arrow writes the whole dictionary again.
+_PIECES = 1 << 16
 _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
 
 
@@ -169,7 +170,9 @@ class _PairOfFiles:
         self.end = 0
         self._words = Words()
         self._bytes = _Bytes()
-        self._arrow = pa.ipc.new_stream(self._bytes, SCHEMA, options=_OPTIONS)
+        # Arrow writes a batch in some forty pieces: they are put together before Python sees them.
+        self._pieces = pa.BufferedOutputStream(pa.PythonFile(self._bytes, mode="w"), _PIECES)
+        self._arrow = pa.ipc.new_stream(self._pieces, SCHEMA, options=_OPTIONS)
         self._stream = create_new(self.path)
         try:
             self._index = create_new(self._index_path)
@@ -185,9 +188,9 @@ class _PairOfFiles:
         try:
             if isinstance(rows, Columns):
                 batch = rows.encode(step, self._words)
+                seq = check_batch(batch, step, len(rows), seq, rows.passed)
             else:
-                batch = encode(rows, self._words)
-            seq = check_batch(batch, step, len(rows), seq)
+                seq = check_batch(batch := encode(rows, self._words), step, len(rows), seq)
         except TraceError as error:
             raise TraceError(f"{self.path}: step {step}: {error}") from error
         before = self._arrow.stats.num_dictionary_batches
@@ -210,6 +213,7 @@ class _PairOfFiles:
         self._stream = self._index = -1
 
     def _vouch(self, step: int, rows: int, root: int, dictionaries: int) -> None:
+        self._pieces.flush()
         raw = self._bytes.take()
         if len(raw) > MAX_STEP_BYTES:
             raise TraceError(
@@ -242,3 +246,6 @@ class _Bytes:
 
     def flush(self) -> None:
         """Arrow calls it; there is nothing to do."""
+
+    def close(self) -> None:
+        """The same."""

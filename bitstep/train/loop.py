@@ -11,6 +11,7 @@ An attempt without its end marker was killed, whatever its exit status says.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from pathlib import Path
 from bitstep.checkpoint import prune, restore, save
 from bitstep.contract.collect import collect
 from bitstep.contract.manifest import Manifest
+from bitstep.contract.placement import hosts
 from bitstep.data.corpus import Corpus
 from bitstep.faults import PAUSE, Fault
 from bitstep.state.processes import Processes
@@ -80,7 +82,7 @@ def pretrain(
     corpus = read_corpus(recipe)
     engine = build(recipe, layout, processes, corpus, fault)
     with locked(run, processes, resolved.resumes):
-        manifest = _manifest(resolved, engine, corpus, command)
+        manifest = _manifest(resolved, engine, corpus, command, processes)
         opening = open_attempt(run, manifest, resolved.resumes, processes)
         if processes.rank == 0:
             _tell(opening)
@@ -104,9 +106,14 @@ def _tell(opening: Opening) -> None:
 
 
 def _manifest(
-    resolved: Resolved, engine: Engine, corpus: Corpus, command: Sequence[str]
+    resolved: Resolved,
+    engine: Engine,
+    corpus: Corpus,
+    command: Sequence[str],
+    processes: Processes,
 ) -> Manifest:
     recipe, layout = resolved.recipe, engine.layout
+    names = processes.exchange(socket.gethostname())
     manifest = collect(
         flatten(recipe),
         command=command,
@@ -117,10 +124,12 @@ def _manifest(
             "physical": {
                 "processes": layout.processes,
                 "on_a_node": layout.local_processes,
+                "placed": hosts(dict(enumerate(names))),
                 "sums": "whole" if layout.whole_sums else "sharded",
             },
         },
         declared=resolved.declared,
+        roots=[("model", engine.model)],
     )
     named = {SOURCE: resolved.source, CHANGES: list(resolved.changes)}
     named |= software(recipe.run.precision)

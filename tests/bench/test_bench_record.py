@@ -1,13 +1,14 @@
 """`bitstep bench record`: its arms do what they are called. Speed is never asserted."""
 
+import importlib.util
 import json
 import subprocess
 import sys
 
 import pytest
 
-from bitstep.bench.record import ARMS, TARGETS
-from bitstep.bench.record_arm import Order
+from bitstep.bench.record import ARMS, TARGETS, skipped
+from bitstep.bench.record_arm import MSPROBE, Order
 from bitstep.trace.hashed import counted
 
 
@@ -41,3 +42,11 @@ def test_rehashing_hashes_at_least_as_much(tmp_path):
 @pytest.mark.long
 def test_torchs_own_mode_runs_beside_it(tmp_path):
     assert len(arm(tmp_path, "debug mode")) == 2
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_arm_of_a_package_that_is_not_installed_is_skipped_with_a_word(monkeypatch, installed):
+    found = object() if installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    assert (skipped(MSPROBE) is None) is installed
+    assert skipped("op") is None

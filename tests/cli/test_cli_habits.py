@@ -26,12 +26,14 @@ def test_the_verbs_are_these():
     assert sorted(VERBS) == [
         "bitstep bench fingerprint",
         "bitstep bench record",
+        "bitstep bench startup",
         "bitstep bench tax",
         "bitstep check",
         "bitstep checkpoint show",
         "bitstep checkpoint verify",
         "bitstep data build",
         "bitstep diff",
+        "bitstep doctor",
         "bitstep documents",
         "bitstep drill",
         "bitstep log",
@@ -42,6 +44,8 @@ def test_the_verbs_are_these():
         "bitstep prove",
         "bitstep recipes",
         "bitstep record",
+        "bitstep run",
+        "bitstep survey",
     ]
 
 

@@ -88,7 +88,7 @@ def test_manifests_that_must_match_and_do_not_are_status_1(trained, capsys, tmp_
     assert changed != text
     (tmp_path / "manifest.json").write_text(changed)
     assert run(["manifest", "diff", str(directory), str(tmp_path)]) == 1
-    assert capsys.readouterr().out.startswith("must match: recipe.run.seed: 7 against 8 (")
+    assert "  recipe.run.seed: 7 in A, 8 in B (must match: " in capsys.readouterr().out
 
 
 def test_a_checkpoint_verifies_with_the_root_of_its_step(trained, capsys):

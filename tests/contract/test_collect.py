@@ -60,7 +60,7 @@ def test_it_survives_the_file_and_matches_itself(tmp_path: Path) -> None:
 
 
 def test_every_key_that_is_collected_has_a_class_of_its_own() -> None:
-    unknown = CLASSES[-1][2]
+    unknown = CLASSES[-1][3]
     assert [key for key in collected().keys if classify(key)[1] == unknown] == []
 
 

@@ -127,6 +127,30 @@ def test_kernel_and_fallback_equal_the_definition_at_any_byte(size, start, shift
         assert int(fallback.flat_sum(flat, start, table)) & MASK == expected
 
 
+@pytest.mark.parametrize("size", [8 * 8192 - 1, 8 * 8192, 17 * 8192 + 5, 40 * 8192])
+@pytest.mark.parametrize("start", [0, 4, 8192, 3 * 8192, 8192 * 2**40, 8192 * 5 - 3])
+def test_blocks_side_by_side_equal_the_definition(size, start):
+    data = content(size + 3)[3:]
+    for table, tail in cpu.TABLES.items():
+        found = cpu.run_sum(data.ctypes.data, size, start, *tail)
+        assert found == sum_of(data, start, table)
+
+
+def test_many_boxes_in_one_call_equal_each_by_itself():
+    data = content(200_000)
+    loops = np.array([[3, 100], [2, 1000], [5, 7]], np.int64)
+    jobs = np.array([(70_000, 8, 0, 0), (40, 16, 0, 2), (0, 0, 0, 0), (9, 5, 2, 3)], np.int64)
+    addresses = data.ctypes.data + np.array([1, 80_000, 0, 150_000])
+    sums = np.empty(4, np.uint64)
+    for tail in cpu.TABLES.values():
+        cpu.box_sums(addresses, jobs, loops, sums, *tail)
+        expected = [
+            cpu.box_sum(address, size, start, loops[low:high], *tail)
+            for address, (size, start, low, high) in zip(addresses, jobs.tolist(), strict=True)
+        ]
+        assert sums.tolist() == expected
+
+
 def test_the_value_does_not_depend_on_the_number_of_threads():
     tensor, data = tensor_of("bfloat16", (300, 1000))
     before = torch.get_num_threads()

@@ -6,7 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitstep.fingerprint import fingerprint, part
 from bitstep.fingerprint.logical import contribution
-from bitstep.observe.snapshot import Item, Program
+from bitstep.observe.program import Program
+from bitstep.observe.snapshot import Item
 from bitstep.records import Box
 
 

@@ -161,14 +161,14 @@ def test_what_raises_while_a_module_is_named_stops_nothing(tmp_path):
 
 
 def test_strict_raises_what_has_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot, "digests_of", breaks)
+    monkeypatch.setattr(snapshot, "digest_of", breaks)
     with pytest.raises(BitstepError, match="Broken"):
         steps_of(tmp_path, strict=True)
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
 def test_after_the_recording_has_stopped_nothing_more_is_kept(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(snapshot, "digests_of", breaks)
+    monkeypatch.setattr(snapshot, "digest_of", breaks)
     model = small()
     with observe.record(tmp_path / "run") as recorder:
         for _ in range(3):

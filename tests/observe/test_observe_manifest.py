@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bitstep.contract.classes import CLASSES, classify
 from bitstep.contract.manifest import read_manifest
 from bitstep.observe import manifest
-from bitstep.observe.manifest import collected, source, write_manifest
+from bitstep.observe.manifest import collected, named_files, source, write_manifest
 
 
 def module(path):
@@ -40,25 +40,60 @@ def test_it_is_written_as_the_attempts_of_a_run(tmp_path):
     assert keys["layout.logical.ranks"] == 2
     assert keys["settings.threads.torch"] == torch.get_num_threads()
     assert keys["program.command"][1:] != []
-    assert not [key for key in keys if key.startswith(("recipe.", "data."))]
+    assert not [key for key in keys if key.startswith(("recipe.", "data.digest", "data.order"))]
 
 
 def test_another_number_of_processes_must_match():
-    assert classify("layout.logical.ranks")[0] == "must match"
+    said = classify("layout.logical.ranks")
+    assert said.class_ == "must match"
+    assert said.reason.endswith("logical roots are still compared")
 
 
 def test_every_key_has_a_class_of_its_own(monkeypatch, program):
     monkeypatch.setattr(manifest, "source", lambda _: source(program))
-    unknown = CLASSES[-1][2]
+    unknown = CLASSES[-1][3]
     assert [key for key in collected(1).keys if classify(key)[1] == unknown] == []
 
 
-def test_the_code_is_the_script_and_what_lies_beside_it(program):
+def test_the_code_is_the_script_and_what_it_imported_and_nobody_installed(program):
     found = source(program)
     assert set(found) == {"commit", "source", "files"}
-    assert set(found["files"]) == {"parts-net.py"}
-    program["net"].__file__, before = program["os"].__file__, found["source"]
-    assert source(program) == {"commit": None, "source": before, "files": {}}
+    # One beside the script by its place, one from elsewhere by its name alone.
+    assert set(found["files"]) == {"parts-net.py", "os"}
+    del program["net"], program["os"]
+    assert source(program) == {"commit": None, "source": found["source"], "files": {}}
+
+
+def test_what_belongs_to_python_and_to_us_is_no_file_of_the_program(program):
+    import json
+
+    from bitstep import errors
+
+    before = source(program)
+    assert source({**program, "json": json, "bitstep.errors": errors}) == before
+
+
+def test_the_files_that_options_name_are_digested_and_not_those_of_results(tmp_path):
+    for name in ("a.yaml", "b.yaml", "out.txt", "key"):
+        (tmp_path / name).write_text(name)
+    at = {name: str(tmp_path / name) for name in ("a.yaml", "b.yaml", "out.txt", "key")}
+    found = named_files({
+        "config": at["a.yaml"], "data": [at["a.yaml"], "missing", at["b.yaml"]], "lr": "0.1",
+        "output": at["out.txt"], "token": at["key"], "fp16": True, "folder": str(tmp_path),
+        "device": "/dev/zero", "odd": "a\0b",
+    })  # fmt: skip
+    assert set(found) == {"config", "data.0", "data.2"}
+    assert found["config"] == found["data.0"] != found["data.2"]
+
+
+def test_the_model_is_in_it_and_of_an_engine_that_cuts_tensors_as_its_layout():
+    model = torch.nn.Linear(2, 1)
+    keys = collected(1, roots=[("Linear", model)]).keys
+    assert keys["model.Linear.tree"] == ["Linear"]
+    assert keys["model.Linear.parameters"] == 3
+    cut = collected(2, layout="tp 2", roots=[("Linear", model)]).keys
+    assert cut["layout.physical.model.Linear.digest"] == keys["model.Linear.digest"]
+    assert not [key for key in cut if key.startswith("model.")]
 
 
 def test_a_script_of_another_text_has_another_source(program, tmp_path):

@@ -324,3 +324,37 @@ def test_a_name_that_is_no_unicode_is_recorded_by_its_escapes(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found = recorded(tmp_path / "run", lambda recorder: train(model, optimizer))
     assert "Sequential.\\ud800" in {row.site.module for row in found.of(slot="param")}
+
+
+def test_names_are_made_anew_when_keys_holders_or_ties_change():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    names = Names()
+    names.root(model)
+    first, second = model
+    before = (
+        "Sequential.0.weight",
+        "Sequential.0.bias",
+        "Sequential.1.weight",
+        "Sequential.1.bias",
+    )
+    assert names.parameters().names == before
+    model[1].weight = nn.Parameter(torch.zeros(2, 2))
+    assert names.parameters().names == before
+    assert names.parameters().tensors[2] is second.weight
+    second.weight = first.weight
+    assert names.parameters().names == (*before[:2], before[3])
+    first.bias = None
+    assert names.parameters().names == (before[0], before[3])
+    first.register_parameter("heavy", first._parameters.pop("weight"))
+    assert names.parameters().names == ("Sequential.0.heavy", before[3])
+    second._parameters["bias"], first._parameters["bias"] = None, second.bias
+    assert names.parameters().names == ("Sequential.0.bias", "Sequential.0.heavy")
+
+
+def test_an_attribute_that_hooks_or_containers_of_torch_hold_is_none():
+    model = nn.Linear(2, 2)
+    names = Names()
+    names.root(model)
+    assert list(names.attributes()) == []
+    model.tied, model.bank = model.weight, (torch.ones(1),)
+    assert [name for name, _ in names.attributes()] == ["Linear.bank.0"]

@@ -1,5 +1,6 @@
 """What may be carried, and what memory that nobody wrote is worth."""
 
+import pytest
 import torch
 import torch.distributed.fsdp
 from recording_fakes import recorded
@@ -36,3 +37,26 @@ def test_of_fsdps_copy_only_the_part_that_it_writes_is_a_result():
     plan = plan_of(torch.ops.fsdp.all_gather_copy_in.default)
     assert [argument.name for argument in plan.reads] == ["all_gather_inputs"]
     assert plan.news == (0,)
+
+
+@pytest.mark.parametrize(
+    ("options", "carried"),
+    [
+        ({"level": "op"}, True),
+        ({"level": "op", "modules": "Net.0"}, False),
+        ({"level": "module"}, False),
+        ({"level": "phase"}, False),
+    ],
+)
+def test_nothing_is_carried_where_some_operations_are_not_recorded(tmp_path, options, carried):
+    """Memory is freed and written again by what is not seen, FSDP2's buffers for one."""
+    flags = []
+
+    def program(recorder):
+        torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+        seen, tensor = recorder._seen, torch.ones(4096)
+        seen.wrote(tensor, seq=1)
+        flags.append(seen.read(tensor).flags)
+
+    recorded(tmp_path / "run", program, **options)
+    assert flags == [Flag.CARRIED if carried else 0]

@@ -160,3 +160,45 @@ def test_records_and_columns_do_not_share_a_step(tmp_path: Path) -> None:
     add(columns, full_record(0, 2))
     with pytest.raises(TraceError, match="seq 0 comes after seq 3"):
         trace.end_step_columns(2, 2, columns)
+
+
+def test_a_step_like_the_one_before_is_not_encoded_and_one_that_differs_is(tmp_path: Path) -> None:
+    same = step_records(1, 0)
+    other = [*same[:-1], same[-1]._replace(dtype="other", place=None, shape=(7,))]
+    fewer, grown = same[:-1], [*same, *op_records(1, 0)]
+    assert_equal_bytes(tmp_path, [same, same, other, other, same, fewer, same, grown, same, same])
+
+
+def test_rows_that_are_laid_out_at_once_are_those_that_are_added(tmp_path: Path) -> None:
+    added, extended = Columns(), Columns()
+    cells = [added.head(0, "clip", "primary", 1, "a", "op"), 2, "s", "float32", (3,), None, -1, -1,
+             0, "bits"]  # fmt: skip
+    extended.head(0, "clip", "primary", 1, "a", "op")
+    head, occurrence, slot, dtype, shape, place, version, writer, flags, part = cells
+    for digest in (5, 6):
+        added.add(head, occurrence, slot, digest, dtype, shape, place, version, writer, flags, part)
+    extended.extend(cells * 2, [5, 6])
+    assert extended.next_seq == added.next_seq
+    for name, columns in (("added", added), ("extended", extended)):
+        with TraceWriter(tmp_path / name, 0) as trace:
+            trace.end_step_columns(1, 0, columns)
+    paths = [next((tmp_path / name).rglob("*.arrows")) for name in ("added", "extended")]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    with pytest.raises(TraceError, match="9 cells for 1 digests"):
+        extended.extend(cells[:-1], [5])
+
+
+@pytest.mark.parametrize("digest", [-1, 2**64, None])
+def test_a_digest_that_does_not_fit_is_refused_also_where_the_rest_has_passed(
+    tmp_path: Path, digest: int | None
+) -> None:
+    columns = Columns()
+    head = columns.head(0, "clip", "primary", -1, "a", "")
+    with TraceWriter(tmp_path, 0) as trace:
+        for step in range(2):
+            columns.add(head, 0, "s", step, "float32", ())
+            trace.end_step_columns(step, 0, columns)
+        columns.add(head, 0, "s", digest, "float32", ())  # type: ignore[arg-type]
+        with pytest.raises(TraceError):
+            trace.end_step_columns(2, 0, columns)
+    columns.clear()

@@ -1,7 +1,8 @@
 """Where the tensors of Megatron lie in logical tensors, which are the same in every layout.
 
 1. `cuts` takes the places of parameters from Megatron's own `sharded_state_dict`, once.
-2. A parameter gives pieces: one, two of a gated MLP, several of an optimizer's shard.
+2. A parameter gives pieces: one, two of a gated MLP, several of an optimizer's shard. They are cut
+   once; from then on a stream says whether it is still made of the same (`Held`).
 3. Gradients, moments and masters lie where their parameter does. After a reduce-scatter, and while
    a gather may be under way, only the own shard is read: the rest of a buffer is stale.
 4. Exactly one process counts a piece of all copies: its `main`.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -24,24 +25,11 @@ from bitstep.adapters.megatron.shards import Kept, Range, is_first_instance, kep
 from bitstep.fingerprint import part
 from bitstep.fingerprint.logical import contribution
 from bitstep.fingerprint.places import whole
-from bitstep.records import Box
+from bitstep.observe.snapshot import Held, Item
 
+Cutting = Iterator[tuple[int, Item]]
 _MASTER: Final = ("param", "master_param")
 """What precision-aware optimizers call the master that they keep in their state."""
-
-
-class Piece(NamedTuple):
-    """A local tensor that is a part of a logical one, or all of it."""
-
-    name: str
-    """Of the logical tensor: "GPTModel.decoder.layers.3.mlp.linear_fc1.weight"."""
-    slot: str
-    """param, grad, state.exp_avg, state.master, buffer ..."""
-    tensor: Tensor
-    place: Box | None
-    """None: all of it, or nobody knows where it lies."""
-    main: bool
-    """Whether this process counts it, of all copies."""
 
 
 class Places:
@@ -59,6 +47,8 @@ class Places:
             UsageError: the embedding has fewer rows than that.
             FingerprintError: Megatron cannot say where tensors lie.
         """
+        self._key = object()
+        """Streams of other places are others."""
         self._parameters, self._buffers = cuts_of(chunks, vocabulary)
         self._kept = {id(found.parameter): found for found in kept(optimizer)}
         self._owned = owned(chunks)
@@ -72,11 +62,16 @@ class Places:
         """Parameters of which Megatron does not say where they lie: no logical root counts them."""
         return [cuts[0].name for _, cuts in self._parameters if cuts and cuts[0].place is None]
 
-    def parameters(self) -> Iterator[Piece]:
+    def parameters(self) -> Held:
         """Of every parameter what is valid here."""
-        for parameter, cuts in self._parameters:
-            own = self._owned.get(parameter) if self._late else None
-            yield from _pieces("param", parameter.data, cuts, own, self._is_first)
+
+        def cut() -> Cutting:
+            for at, (parameter, cuts) in enumerate(self._parameters):
+                own = self._owned.get(parameter) if self._late else None
+                for piece in _pieces("param", parameter.data, cuts, own, self._is_first):
+                    yield at, piece
+
+        return Held((self._key, "param"), [parameter for parameter, _ in self._parameters], cut)
 
     def gradients(
         self,
@@ -84,7 +79,7 @@ class Places:
         reduced: bool = True,
         of: Collection[Tensor] | None = None,
         only_idle: bool = False,
-    ) -> Iterator[Piece]:
+    ) -> Held:
         """The gradients in Megatron's buffers.
 
         Args:
@@ -93,39 +88,60 @@ class Places:
             only_idle: leave out those that a collective is at work on.
         """
         wanted = None if of is None else {id(parameter) for parameter in of}
-        for parameter, cuts in self._parameters:
+        found: dict[int, Tensor] = {}
+        for number, (parameter, _) in enumerate(self._parameters):
             gradient = getattr(parameter, "main_grad", None)
             gradient = parameter.grad if gradient is None else gradient
             if gradient is None or (wanted is not None and id(parameter) not in wanted):
                 continue
             if only_idle and getattr(self._groups.get(id(parameter)), "grad_reduce_handle", None):
                 continue
-            own = self._owned.get(parameter) if reduced else None
-            for piece in _pieces("grad", gradient.detach(), cuts, own, self._is_first):
-                yield piece if reduced else piece._replace(main=False)
+            found[number] = gradient
 
-    def moments(self) -> Iterator[Piece]:
+        def cut() -> Cutting:
+            for at, (number, gradient) in enumerate(found.items()):
+                parameter, cuts = self._parameters[number]
+                own = self._owned.get(parameter) if reduced else None
+                for piece in _pieces("grad", gradient.detach(), cuts, own, self._is_first):
+                    yield at, piece if reduced else piece._replace(main=False)
+
+        return Held((self._key, "grad", reduced, tuple(found)), list(found.values()), cut)
+
+    def moments(self) -> Held:
         """What the optimizers keep for each parameter, and its master where it has one."""
-        for parameter, cuts in self._parameters:
-            found = self._kept.get(id(parameter))
-            if found is None:
-                continue
-            for slot, tensor in _tensors(found):
-                if tensor.dim():
-                    shard = tensor.detach()
-                    yield from _pieces(slot, shard, cuts, found.own, found.counted, is_shard=True)
-                else:
-                    yield from _scalar(slot, tensor, cuts, found)
+        found = [
+            (number, slot, tensor)
+            for number, (parameter, _) in enumerate(self._parameters)
+            if (kept := self._kept.get(id(parameter))) is not None
+            for slot, tensor in _tensors(kept)
+        ]
 
-    def buffers(self) -> Iterator[Piece]:
+        def cut() -> Cutting:
+            for at, (number, slot, tensor) in enumerate(found):
+                parameter, cuts = self._parameters[number]
+                for piece in _kept_pieces(slot, tensor, cuts, self._kept[id(parameter)]):
+                    yield at, piece
+
+        names = tuple((number, slot) for number, slot, _ in found)
+        return Held((self._key, "moments", names), [tensor for _, _, tensor in found], cut)
+
+    def buffers(self) -> Held:
         """Every buffer, those that no checkpoint holds, too."""
-        for owner, key, name, main in self._buffers:
-            value = owner._buffers.get(key)
-            if value is not None:
-                yield Piece(name, "buffer", value, None, main)
+        found = [
+            (value, name, main)
+            for owner, key, name, main in self._buffers
+            if (value := owner._buffers.get(key)) is not None
+        ]
+
+        def cut() -> Cutting:
+            for at, (value, name, main) in enumerate(found):
+                yield at, Item(name, "buffer", value, None, main)
+
+        names = tuple(name for _, name, _ in found)
+        return Held((self._key, "buffer", names), [value for value, _, _ in found], cut)
 
 
-def total(pieces: Iterable[Piece]) -> int:
+def total(pieces: Iterable[Item]) -> int:
     """What this process adds to the logical root of a stream: the pieces that it counts.
 
     The sum over all processes, modulo 2^64, is the logical root.
@@ -133,7 +149,7 @@ def total(pieces: Iterable[Piece]) -> int:
     return sum(_contribution(piece) for piece in pieces if piece.main) % 2**64
 
 
-def _contribution(piece: Piece) -> int:
+def _contribution(piece: Item) -> int:
     place = piece.place or whole(piece.tensor.shape)
     dtype = str(piece.tensor.dtype).removeprefix("torch.")
     found = part(piece.tensor.detach(), place).sum
@@ -148,7 +164,7 @@ def _pieces(
     counted: bool,
     *,
     is_shard: bool = False,
-) -> Iterator[Piece]:
+) -> Iterator[Item]:
     """The pieces of a tensor that lies as its parameter does; of the elements `own` only, if given.
 
     With `is_shard` the tensor has those elements and no other.
@@ -161,18 +177,24 @@ def _pieces(
         if start >= end:
             continue
         if cut.place is None:
-            yield Piece(cut.name, slot, flat[start - shift : end - shift], None, False)
+            yield Item(cut.name, slot, flat[start - shift : end - shift], None, False)
             continue
         main = cut.main_shard and counted if own else cut.main
         at = start - shift
         for box in boxes_of(start - cut.start, end - cut.start, cut.place):
             local = flat[at : at + math.prod(box.sizes)].view(box.sizes)
             # Without a place it is all of it, and may be read with others at once.
-            yield Piece(cut.name, slot, local, None if box.sizes == box.shape else box, main)
+            yield Item(cut.name, slot, local, None if box.sizes == box.shape else box, main)
             at += local.numel()
 
 
-def _scalar(slot: str, tensor: Tensor, cuts: Sequence[Cut], found: Kept) -> Iterator[Piece]:
+def _kept_pieces(slot: str, tensor: Tensor, cuts: Sequence[Cut], found: Kept) -> Iterator[Item]:
+    if not tensor.dim():
+        return _scalar(slot, tensor, cuts, found)
+    return _pieces(slot, tensor.detach(), cuts, found.own, found.counted, is_shard=True)
+
+
+def _scalar(slot: str, tensor: Tensor, cuts: Sequence[Cut], found: Kept) -> Iterator[Item]:
     """A number that is kept for a whole parameter. It is counted where the first element is."""
     if not cuts:
         return
@@ -181,7 +203,7 @@ def _scalar(slot: str, tensor: Tensor, cuts: Sequence[Cut], found: Kept) -> Iter
     if found.own:
         main = first.main_shard and found.counted and found.own[0] == 0
     is_first = first.place is not None and not any(first.place.offsets)
-    yield Piece(first.name, slot, tensor, None, main and is_first)
+    yield Item(first.name, slot, tensor, None, main and is_first)
 
 
 def _tensors(found: Kept) -> Iterator[tuple[str, Tensor]]:
@@ -195,7 +217,9 @@ def _tensors(found: Kept) -> Iterator[tuple[str, Tensor]]:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    if a is b or a.dtype != b.dtype:
+        return a is b
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _bucket_groups(chunks: Sequence[nn.Module]) -> dict[int, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from bitstep.adapters.megatron.layers import chunk_name, layout, paths
-from bitstep.adapters.megatron.places import Piece, Places
+from bitstep.adapters.megatron.places import Places
 from bitstep.contract.megatron import findings_for_manifest
 from bitstep.fingerprint import fingerprint
 from bitstep.observe.engine import Engine
 from bitstep.observe.names import unwrapped
-from bitstep.observe.snapshot import Item
+from bitstep.observe.snapshot import Held
 from bitstep.observe.streams import random_states
 from bitstep.records import Fingerprint
 
@@ -112,27 +112,27 @@ class _Source:
     def __init__(self, places: Places) -> None:
         self._places = places
 
-    def parameters(self) -> Iterator[Item]:
+    def parameters(self) -> Held:
         """The pieces of parameters that this process holds."""
-        return _items(self._places.parameters())
+        return self._places.parameters()
 
-    def gradients(self) -> Iterator[Item]:
+    def gradients(self) -> Held:
         """The pieces of reduced gradients that are valid here."""
-        return self.pieces_of_gradients(reduced=True)
+        return self._places.gradients(reduced=True)
 
     def pieces_of_gradients(
         self, *, reduced: bool, of: Collection[Tensor] | None = None, only_idle: bool = False
-    ) -> Iterator[Item]:
+    ) -> Held:
         """Gradients before or after their reduction, of some parameters or of all."""
-        return _items(self._places.gradients(reduced=reduced, of=of, only_idle=only_idle))
+        return self._places.gradients(reduced=reduced, of=of, only_idle=only_idle)
 
-    def moments(self) -> Iterator[Item]:
+    def moments(self) -> Held:
         """The pieces of moments and masters that this process keeps."""
-        return _items(self._places.moments())
+        return self._places.moments()
 
-    def buffers(self) -> Iterator[Item]:
+    def buffers(self) -> Held:
         """Buffers of every chunk."""
-        return _items(self._places.buffers())
+        return self._places.buffers()
 
     def generators(self) -> dict[str, Fingerprint]:
         """Those of the process, and each stream of Megatron's tracker."""
@@ -159,10 +159,6 @@ def _findings(chunk: nn.Module) -> list[str]:
         cuda_initialized=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
     )
     return ask(sys.argv) or ask((), config=getattr(unwrapped(chunk), "config", None))
-
-
-def _items(pieces: Iterable[Piece]) -> Iterator[Item]:
-    return (Item(*piece) for piece in pieces)
 
 
 def _tracked() -> dict[str, Any]:

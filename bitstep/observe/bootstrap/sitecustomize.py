@@ -1,10 +1,12 @@
-"""Attach the recorder to a program that has never heard of it: Python runs this file as it starts.
+"""Attach to a program that has never heard of it: Python runs this file as it starts.
 
 1. A finder waits for `import torch`; a Python that never imports torch pays for this file alone.
 2. The sitecustomize that this one hides runs as it would have, and takes its place. This folder
    leaves `sys.path`; the processes that are started get it from PYTHONPATH again.
-3. Once torch is imported whole, `bitstep.adapters` attaches. What goes wrong is one line on
-   stderr, and the program goes on.
+3. Once torch is imported whole, `bitstep.adapters` attaches the recorder. What goes wrong is one
+   line on stderr, and the program goes on.
+4. Where determinism was asked for, `bitstep.contract.inside` is called before torch is imported,
+   and before the recorder behind it. There what goes wrong ends the program.
 
 It runs in every Python that the program starts, whichever that is: hence old syntax, and nothing is
 imported that is not there already.
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(os.path.dirname(HERE))
 OLDEST = (3, 11)
+IS_RECORDED = bool(os.environ.get("BITSTEP_RECORD") or os.environ.get("BITSTEP_PROBE"))
+IS_HELD = bool(os.environ.get("BITSTEP_DETERMINISTIC"))
 
 
 class WaitForTorch:
@@ -48,23 +52,41 @@ class WaitForTorch:
 
         def execute_and_attach(module: "Any") -> None:
             vars(loader).pop("exec_module", None)  # the loader is as it was
+            hold("before")
             execute(module)
             # Only now: after an import that failed the next one is waited for.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                attach()
+                hold("after")
+                if IS_RECORDED:
+                    attach()
 
         try:
             loader.exec_module = execute_and_attach
         except AttributeError as error:
             complain(error)
+            if IS_HELD:
+                sys.exit(2)
+
+
+def hold(moment: str) -> None:
+    """Hold this process to the rules, "before" and "after" torch is imported, or end it."""
+    if not IS_HELD:
+        return
+    try:
+        check_python()
+        find_bitstep()
+        from bitstep.contract import inside
+    except Exception as error:
+        complain(error, "not deterministic")
+        sys.exit(2)
+    getattr(inside, moment)()
 
 
 def attach() -> None:
     """Attach the recorder to this process, whose torch is imported."""
     try:
-        if sys.version_info < OLDEST:
-            raise RuntimeError(f"Python {sys.version_info[0]}.{sys.version_info[1]} is too old")
+        check_python()
         find_bitstep()
         from bitstep.adapters import attach_here
     except Exception as error:
@@ -72,6 +94,12 @@ def attach() -> None:
     else:
         # Raises only if the user asked for it with --strict.
         attach_here()
+
+
+def check_python() -> None:
+    """Raises RuntimeError where this Python is too old for us."""
+    if sys.version_info < OLDEST:
+        raise RuntimeError(f"Python {sys.version_info[0]}.{sys.version_info[1]} is too old")
 
 
 def find_bitstep() -> None:
@@ -89,11 +117,11 @@ def find_bitstep() -> None:
     spec.loader.exec_module(module)
 
 
-def complain(error: BaseException) -> None:
+def complain(error: BaseException, what: str = "not recording") -> None:
     """One line on stderr; nothing where that is gone."""
     words = " ".join(f"{type(error).__name__}: {error}".split())
     try:  # noqa: SIM105  # contextlib would be an import
-        os.write(2, f"bitstep: not recording: {words}\n".encode("utf-8", "replace"))
+        os.write(2, f"bitstep: {what}: {words}\n".encode("utf-8", "replace"))
     except OSError:
         pass
 
@@ -114,9 +142,12 @@ def run_hidden() -> None:
             sys.modules.setdefault("sitecustomize", ours)
 
 
-if os.environ.get("BITSTEP_RECORD") or os.environ.get("BITSTEP_PROBE"):
+if IS_RECORDED or IS_HELD:
     if "torch" in sys.modules:  # a .pth file was earlier
-        attach()
+        hold("before")
+        hold("after")
+        if IS_RECORDED:
+            attach()
     else:
         sys.meta_path.insert(0, WaitForTorch())
 run_hidden()
