@@ -17,6 +17,7 @@ from bitstep.diff.load import Life, Run
 from bitstep.diff.localise import Course
 from bitstep.diff.slots import LEVELS
 from bitstep.records import WHOLE_RUN
+from bitstep.trace.schema import DIED
 
 _SHOWN: Final = 8
 _COUNTS: Final = {
@@ -179,7 +180,8 @@ def _last_step(life: Life, process: int) -> tuple[int, bool]:
     rows = life.rows(process, last) if len(steps) > 1 else None
     if rows is None:
         return last, False
-    return (last, False) if has_trained(rows) else (int(steps[-2]), True)
+    died = life.gaps.get((process, last), "").startswith(DIED)
+    return (last, False) if died or has_trained(rows) else (int(steps[-2]), True)
 
 
 def _evaluated(courses: Sequence[Course], a: Run, b: Run) -> Iterator[str]:

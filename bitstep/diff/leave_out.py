@@ -23,6 +23,7 @@ import numpy as np
 from bitstep.diff.align import Pairs
 from bitstep.diff.rows import Ints, Rows
 from bitstep.diff.slots import BOUNDARY, Class, Slots
+from bitstep.trace.schema import DIED
 
 _SELDOM_SEEDED: Final = ("python", "numpy")
 _OF_STEPS: Final = ("metric.loss", "root.grads", "root.params", "root.optimizer", "root.buffers")
@@ -70,7 +71,9 @@ def unfinished(pairs: Pairs, a: Rows, b: Rows, slots: Slots, last: Sequence[bool
     """Without the end of a step that one run never came to. `last`: whether the step is the last
     of each."""
     came = [bool((slots.classes(rows) == Class.HYPER).any()) for rows in (a, b)]
-    if came[0] == came[1] or not last[came.index(False)] or not (has_trained(a) and has_trained(b)):
+    if came[0] == came[1] or not last[came.index(False)]:
+        return pairs
+    if not all(has_trained(rows) or _died(rows, slots) for rows in (a, b)):
         return pairs
     end = (a.phase == a.codes.number("optimizer"))[pairs.a]
     end |= (slots.classes(a) == Class.ROOT)[pairs.a]
@@ -81,13 +84,19 @@ def unfinished(pairs: Pairs, a: Rows, b: Rows, slots: Slots, last: Sequence[bool
 def other_work(pairs: Pairs, a: Rows, b: Rows, slots: Slots) -> bool:
     """Whether only one run trained in what both count as this step: the other ran forwards after
     its last step, on other data."""
-    if has_trained(a) == has_trained(b):
+    if has_trained(a) == has_trained(b) or _died(a, slots) or _died(b, slots):
         return False
     classes = slots.classes(a)
     differ = pairs.a[pairs.differ]
     row = differ[classes[differ] != Class.ROOT][:1]
     begins = np.isin(classes[row], (Class.RNG, Class.BATCH))
     return bool((begins | (a.phase[row] == a.codes.number("data"))).all())
+
+
+def _died(rows: Rows, slots: Slots) -> bool:
+    """Whether the program raised in this step, and ended."""
+    gaps = np.flatnonzero(slots.classes(rows) == Class.GAP)
+    return any(rows.text("op", row).startswith(DIED) for row in gaps.tolist())
 
 
 def has_trained(rows: Rows) -> bool:

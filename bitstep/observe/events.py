@@ -13,6 +13,7 @@ goes on (`guarded`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -37,6 +38,7 @@ from bitstep.observe.staterows import StateRows
 from bitstep.observe.written import Written
 from bitstep.records import Fingerprint, Flag
 from bitstep.trace.columns import Columns
+from bitstep.trace.schema import DIED
 
 STEP, PHASE, MODULE, OP = range(4)
 _SKIPPED = int(Flag.SKIPPED)
@@ -314,10 +316,15 @@ class Events:
         """The recording ends: write what the last step has."""
         if self.step == 0:
             return
+        # Of a program that raises while it makes the data of its next step these operations are
+        # all that there is of the cause; of any other what follows the last update is of no use.
+        died = getattr(sys, "last_value", None) if len(self._columns) else None
+        if died is not None:
+            self.journal.gap(f"{DIED}{type(died).__name__}")
         if self._began or self._turned or self.manual:
             self._end_step()
-        elif self._evaluated:
-            # What follows the last update is no step: there is no state that it left behind.
+        elif self._evaluated or died is not None:
+            # No step: there is no state that it left behind.
             self._close_batch(self._root_before, "optimizer")
 
     def _turn_if_due(self) -> None:

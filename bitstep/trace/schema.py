@@ -62,6 +62,9 @@ SCHEMA: Final = pa.schema(
     metadata={"bitstep.format": str(FORMAT), "bitstep.definition": DEFINITION},
 )
 
+DIED: Final = "the program died: "
+"""How the reason of the gap begins that a recorder writes at the end of a program that raised."""
+
 
 def check_version(where: str, version: object, definition: object) -> None:
     """Raise TraceError, naming both, unless format and definition are the ones we read."""
