@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +12,7 @@ import click
 
 from bitstep.cli.habits import habits, show
 from bitstep.cli.output import table
+from bitstep.errors import UsageError
 
 if TYPE_CHECKING:
     from bitstep.contract.survey import Difference, Report
@@ -69,8 +71,13 @@ def survey(
     from bitstep.contract.survey_file import read, shipped
     from bitstep.report.survey import HEAD, about, difference_lines, rows, summary
 
+    if report is not None and (ops, device) != ("*", "cpu"):
+        raise UsageError("--ops and --device are for measuring: leave them out, or REPORT")
+    # Both of these before the minutes that measuring takes.
+    if output is not None and not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise UsageError(f"{output} cannot be written: name another file with -o")
     theirs = None
-    if other is not None:  # before the minutes that measuring takes
+    if other is not None:
         theirs = shipped() if str(other) == "shipped" else read(other)
     ours = read(report) if report is not None else _measured(device, ops)
     if output is not None:

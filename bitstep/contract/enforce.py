@@ -26,10 +26,10 @@ from types import TracebackType
 from typing import Self
 
 from bitstep.contract import switches
-from bitstep.contract.rule import Rule, accepted
+from bitstep.contract.rule import Rule, accepted, check_threads
 from bitstep.contract.rules import RULES, SETTINGS, VARIABLES
 from bitstep.contract.standing import Standing, forget, note, standings, wanted
-from bitstep.errors import ContractError, UsageError, printable
+from bitstep.errors import ContractError, printable
 
 _held: list[Enforced] = []
 """What is enforced now, the oldest first."""
@@ -59,8 +59,7 @@ class Enforced:
 
     def __init__(self, threads: int | None = None) -> None:
         """Nothing is looked at or set yet. Raises UsageError for threads that cannot be."""
-        if threads is not None and threads < 1:
-            raise UsageError(f"{threads} threads: ask for 1 or more")
+        check_threads(threads)
         self.threads = threads
         self.expected: dict[str, str] = {}
         """What each rule was held at, by name."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
+from bitstep.errors import UsageError
+
 Kind = Literal["variable", "torch"]
 Library = Literal[
     "Python", "PyTorch", "OpenMP", "MKL", "oneDNN", "Inductor", "Triton", "cuBLAS",
@@ -39,7 +41,9 @@ Moment = Literal[
 Mark = Literal["measured", "source only", "public report"]
 
 NUMBER: Final = "N"
-"""Among what a rule accepts: any number, in decimal digits."""
+"""Among what a rule accepts: a number of 32 bits in decimal digits; of threads, 1 or more."""
+MOST_THREADS: Final = 1 << 16
+"""More than any machine has: what is larger is a slip, and libraries ignore it or overflow."""
 OFF: Final = ("0", "")
 PIN: Final = "whatever it is, another run must have the same"
 """Why a rule without a fill is one."""
@@ -87,10 +91,22 @@ def accepted(rule: Rule, value: str) -> bool:
     words = [value]
     if rule.listed:
         words = [word.strip() for word in value.split(",") if word.strip()] or [""]
-    return all(any(_fits(word, pattern) for pattern in rule.accepts) for word in words)
+    lowest, highest = (1, MOST_THREADS) if rule.takes_threads else (0, 2**32 - 1)
+
+    def fits(word: str, pattern: str) -> bool:
+        if pattern == NUMBER:
+            return _is_number(word, lowest, highest)
+        return fnmatchcase(word, pattern)
+
+    return all(any(fits(word, pattern) for pattern in rule.accepts) for word in words)
 
 
-def _fits(word: str, pattern: str) -> bool:
-    if pattern == NUMBER:
-        return word.isascii() and word.isdecimal()
-    return fnmatchcase(word, pattern)
+def check_threads(threads: int | None) -> None:
+    """Raise UsageError for a number of threads that no process can have."""
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"{threads} threads: ask for 1 to {MOST_THREADS}")
+
+
+def _is_number(word: str, lowest: int, highest: int) -> bool:
+    is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(highest))
+    return is_short and lowest <= int(word) <= highest

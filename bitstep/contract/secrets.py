@@ -25,7 +25,7 @@ LONGEST: Final = 160
 
 _NAME: Final = (
     r"(?:[a-z]*(?:token|secret|password|passwd|passphrase)"
-    r"|(?<![a-z])(?:credentials?|auth|authorization|pwd|bearer|cookie|signature|sig)"
+    r"|(?<![a-z])(?:credentials?|auth|authorization|pwd|pw|pass|bearer|cookie|signature|sig)"
     r"|(?:api|access|secret|private|account|ssh|encryption)[-_]?key)(?![a-z])"
 )
 _SECRET: Final = re.compile(rf"(?i){_NAME}")
@@ -70,7 +70,7 @@ def cleaned(word: str) -> str:
     """One word of a command without the secrets in it."""
     name, equals, _ = word.partition("=")
     if equals and is_secret(name) and name.isprintable() and len(name) <= LONGEST:
-        return f"{name}={LEFT_OUT}"
+        return f"{cleaned(name)}={LEFT_OUT}"  # an address, perhaps, with another secret in it
     if len(word) > LONGEST or not word.isprintable():
         return digest_of(word)
     word = _IN_ADDRESS.sub(LEFT_OUT, word)

@@ -14,17 +14,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bitstep.contract.enforce import refuse
-from bitstep.contract.inside import DRIFTED, HELD, REFUSED, Asked
+from bitstep.contract.inside import DRIFTED, HELD, REFUSED, Asked, asked
+from bitstep.contract.rule import check_threads
 from bitstep.contract.rules import VARIABLES
 from bitstep.contract.standing import standings
-from bitstep.errors import UsageError
 from bitstep.launch import versions
 from bitstep.launch.program import find_program, run_program
 from bitstep.launch.record import with_bootstrap
@@ -81,7 +82,7 @@ def deterministic_children(threads: int | None, measures: bool = False) -> Itera
     Changes the environment of this process, for as long as that. Raises UsageError, ContractError.
     """
     before = dict(os.environ)
-    made = environment(threads, before)
+    outer, made = asked(before), environment(threads, before)
     with tempfile.TemporaryDirectory(prefix="bitstep-") as folder:
         os.environ.update({**made, **Asked(Path(folder), threads, measures).to_environment()})
         try:
@@ -89,6 +90,14 @@ def deterministic_children(threads: int | None, measures: bool = False) -> Itera
         finally:
             os.environ.clear()
             os.environ.update(before)
+            _pass_on(Path(folder), outer)
+
+
+def _pass_on(folder: Path, outer: Asked | None) -> None:
+    """Tell a launcher that has started this one what the processes told."""
+    if outer is not None:
+        with suppress(OSError):  # it has gone
+            shutil.copytree(folder, outer.folder, dirs_exist_ok=True)
 
 
 def environment(threads: int | None, base: Mapping[str, str]) -> dict[str, str]:
@@ -96,8 +105,7 @@ def environment(threads: int | None, base: Mapping[str, str]) -> dict[str, str]:
 
     Raises ContractError where `base` breaks a rule, UsageError for threads that cannot be.
     """
-    if threads is not None and threads < 1:
-        raise UsageError(f"{threads} threads: ask for 1 or more")
+    check_threads(threads)
     found = standings(VARIABLES, threads, base)
     refuse(found)
     values = {each.rule.name: each.rule.value(threads) for each in found if each.verdict == "unset"}

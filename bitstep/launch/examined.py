@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bitstep.errors import printable
 from bitstep.launch.program import find_program
 from bitstep.observe.examine import Order
 
@@ -41,7 +42,8 @@ class Examined:
     exit: int | None
     """Exit status; None: it was killed after the limit."""
     folder: Path
-    log: Path
+    last_words: str
+    """The last lines of its log, the last first; empty where it said nothing."""
 
 
 def run_examined(
@@ -90,8 +92,21 @@ def run_examined(
         forks=_read(order.folder, "fork-*.json"),
         exit=status,
         folder=order.folder,
-        log=log,
+        last_words=last_words(last_lines(log)),
     )
+
+
+def last_lines(file: Path) -> tuple[str, ...]:
+    """The lines at the end of a program's output, as one may print them."""
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - (1 << 16)))
+        text = stream.read().decode(errors="replace")
+    return tuple(printable(line.rstrip()) for line in text.splitlines() if line.strip())
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The last four lines as one, the last first: where it is cut, the cause of an end stays."""
+    return " | ".join(reversed(lines[-4:]))
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float, folder: Path | None) -> int | None:

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bitstep.errors import RunError, printable
+from bitstep.errors import RunError
 from bitstep.launch import record
+from bitstep.launch.examined import last_lines
 from bitstep.launch.program import find_program
 from bitstep.observe.options import LEAVE, PREFLIGHT, RecordOptions
 
@@ -120,7 +121,7 @@ def run_first_steps(
         exit=ended,
         timed_out=ended is None and not (notes / LEAVE).exists(),
         notes=_read(notes),
-        last_lines=(lines := _lines(folder / "stderr"))[-LINES:],
+        last_lines=(lines := last_lines(folder / "stderr"))[-LINES:],
         complaints=tuple(dict.fromkeys(line for line in lines if line.startswith(COMPLAINS))),
         seconds=time.monotonic() - began,
     )
@@ -189,10 +190,3 @@ def _read(notes: Path) -> tuple[Mapping[str, Any], ...]:
             note = json.loads(file.read_bytes())
             found[note["rank"]] = note
     return tuple(found[rank] for rank in sorted(found))
-
-
-def _lines(file: Path) -> tuple[str, ...]:
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - (1 << 16)))
-        text = stream.read().decode(errors="replace")
-    return tuple(printable(line.rstrip()) for line in text.splitlines() if line.strip())

@@ -138,7 +138,7 @@ def test_what_a_library_has_read_in_time_is_in_force_a_second_time_too():
 
 
 def test_threads_that_cannot_be_are_refused():
-    with pytest.raises(UsageError, match="0 threads: ask for 1 or more"):
+    with pytest.raises(UsageError, match="0 threads: ask for 1 to 65536"):
         Enforced(threads=0)
 
 

@@ -135,6 +135,20 @@ def test_what_one_word_of_a_list_breaks_the_list_breaks():
     assert not accepted(rule, "allreduce:tree")
 
 
+@pytest.mark.parametrize(
+    ("name", "last", "beyond"),
+    [
+        ("PYTHONHASHSEED", "4294967295", "4294967296"),
+        ("OMP_NUM_THREADS", "65536", "65537"),
+        ("MKL_NUM_THREADS", "1", "0"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "9" * 5000),
+    ],
+)
+def test_a_number_that_its_library_would_ignore_is_refused(name, last, beyond):
+    assert accepted(BY_NAME[name], last)
+    assert not accepted(BY_NAME[name], beyond)
+
+
 def test_a_cache_of_triton_must_have_a_place():
     assert standings(VARIABLES, None, {"TRITON_CACHE_AUTOTUNING": "0"})
     with pytest.raises(ContractError, match="AUTOTUNING=1 needs TRITON_CACHE_DIR"):

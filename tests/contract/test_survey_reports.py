@@ -1,6 +1,7 @@
 """Reports of surveys: the round trip, what two of them differ in, and files that are none."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,6 +188,27 @@ def test_the_control_of_the_files_above_is_read():
 def test_a_missing_file_is_an_error_with_its_name(tmp_path):
     with pytest.raises(ContractError, match=r"none\.json: it cannot be read: No such file"):
         read(tmp_path / "none.json")
+
+
+def test_a_pipe_that_nobody_writes_to_is_no_report_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ContractError, match="pipe: it is not JSON"):
+        read(tmp_path / "pipe")
+
+
+def test_the_command_measures_nothing_that_it_cannot_write_or_was_not_asked_for(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("bitstep.investigate.survey.survey", None)  # else it measures
+    (tmp_path / "mine.json").write_text(SMALL.text())
+    for words, said in (
+        (["-o", str(tmp_path / "no" / "x.json")], "x.json cannot be written: name another file"),
+        ([str(tmp_path / "mine.json"), "--ops", "mm"], "--ops and --device are for measuring"),
+        ([str(tmp_path / "mine.json"), "--device", "cuda"], "--ops and --device are for measuring"),
+    ):
+        assert run(["survey", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_the_command_shows_and_compares_reports(tmp_path, capsys):

@@ -67,6 +67,25 @@ def test_each_machine_has_its_one_finding(found, expected):
 
 
 @pytest.mark.parametrize(
+    ("found", "fix"),
+    [
+        (rule(), "bitstep run --deterministic -- COMMAND sets them before Python starts"),
+        (
+            rule(name="OMP_NUM_THREADS"),
+            "bitstep run --deterministic --threads N -- COMMAND sets them before Python starts",
+        ),
+        (
+            rule(kind="torch", library="PyTorch"),
+            "bitstep run --deterministic -- COMMAND sets them right behind import torch",
+        ),
+    ],
+)
+def test_the_way_that_is_given_sets_what_is_not_set(found, fix):
+    (one,) = machine_findings(machine(found))
+    assert one.fix == fix
+
+
+@pytest.mark.parametrize(
     "found",
     [
         machine(rule(fill=None)),  # pinned, not chosen

@@ -137,6 +137,12 @@ def test_a_program_that_fails_could_not_be_told_and_says_its_last_words(examined
     assert "lost the corpus" in doctor_text(found.as_json())
 
 
+def test_of_long_last_words_the_cause_is_on_the_screen(examined):
+    deep = "def f(n): return f(n - 1) if n else input()\nimport torch\nf(3)"
+    found = examined(command=(sys.executable, "-c", f"# {'x' * 200}\n{deep}"))
+    assert "EOFError: EOF when reading a line" in doctor_text(found.as_json())
+
+
 def test_a_program_that_never_trains_could_not_be_told(examined):
     found = examined(command=(sys.executable, "-c", "print('no torch here')"))
     assert said(found, "unknown") == ["no process of the program trained"]

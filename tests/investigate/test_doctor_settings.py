@@ -49,6 +49,28 @@ def test_numpy_that_nobody_seeded_is_named_and_torch_is_not(runs, base):
     assert found[1].where == "shaken.py:31"
 
 
+UNSEEDED = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_torch_that_nobody_seeded_varies_and_is_named(tmp_path):
+    runs = Runs([sys.executable, "-c", UNSEEDED], tmp_path)
+    base, other = runs.base(), runs.entropy()
+    assert first_difference(base, runs.again()) is None  # the control: entropy alone is another
+    (found,) = unseeded(only(base), only(other), first_difference(base, other))
+    assert (found.severity, found.what) == (
+        "varies",
+        "the generator of torch is drawn from and nobody seeded it",
+    )
+    assert found.fix == "call torch.manual_seed(SEED) before the model is made"
+
+
 def test_an_order_that_follows_string_hashing_is_named(runs, base, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     (found,) = of_hashing(runs, base, only(base))

@@ -119,6 +119,7 @@ def test_the_whole_examination_names_what_was_left_out(tmp_path, stream):
     serious = {f.what.partition(" would")[0] for f in found if f.severity[:6] == "missed"}
     assert serious == LOST.get(stream, set())
     assert "4 runs" in found[-1].what
+    assert str(tmp_path / "doctor") not in str(found[-1])
 
 
 def test_a_command_that_trains_nothing_is_outside_of_view(tmp_path):
@@ -126,3 +127,10 @@ def test_a_command_that_trains_nothing_is_outside_of_view(tmp_path):
     assert found.severity == "outside of view"
     assert "no process stepped an optimizer" in found.what
     assert os.listdir(tmp_path) == ["doctor"]
+
+
+def test_a_finding_names_no_place_that_is_gone_when_it_is_read_and_says_the_last_words(tmp_path):
+    command = [sys.executable, "-c", "print('first'); raise SystemExit('last')"]
+    (found,) = examine_streams(command, tmp_path / "doctor")
+    assert str(tmp_path) not in str(found)
+    assert found.evidence == "last | first"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bitstep.contract.inside import VARIABLE, Asked, asked
+from bitstep.contract.inside import DRIFTED, HELD, REFUSED, VARIABLE, Asked, asked
 from bitstep.contract.rules import VARIABLES
 from bitstep.errors import ContractError, UsageError
 from bitstep.launch.deterministic import Told, deterministic_children, environment
@@ -272,9 +272,13 @@ def test_threads_of_a_recording_need_the_flag(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_environment_of_the_launcher_is_given_back(monkeypatch):
+@pytest.fixture
+def unset(monkeypatch):
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
+
+
+def test_the_environment_of_the_launcher_is_given_back(unset):
     before = dict(os.environ)
     with deterministic_children(threads=2) as folder:
         assert os.environ["NCCL_ALGO"] == "Ring"
@@ -283,9 +287,24 @@ def test_the_environment_of_the_launcher_is_given_back(monkeypatch):
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("word", [HELD, DRIFTED, REFUSED])
+def test_a_launcher_within_a_launcher_tells_the_outer_one(unset, word):
+    with deterministic_children(threads=None) as outer:
+        with deterministic_children(threads=2) as folder:
+            (folder / f"{word}-7").touch()
+        assert os.listdir(outer) == [f"{word}-7"]
+
+
+def test_an_outer_launcher_that_has_gone_is_no_error(unset, monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, Asked(tmp_path / "gone").to_environment()[VARIABLE])
+    with deterministic_children(threads=2) as folder:
+        (folder / f"{HELD}-7").touch()
+
+
 def test_what_cannot_be_is_refused():
-    with pytest.raises(UsageError, match="0 threads"):
-        environment(0, {})
+    for threads in (0, 65537, 10**20):
+        with pytest.raises(UsageError, match=f"{threads} threads: ask for 1 to 65536"):
+            environment(threads, {})
     with pytest.raises(ContractError, match="2 threads were asked for"):
         environment(2, {"MKL_NUM_THREADS": "4"})
     for text in ("{", "[]", '{"folder": 3}', '{"folder": "/x", "threads": "many"}'):

@@ -58,16 +58,11 @@ def moved(process: Process, name: str) -> str:
 
 
 def _unseeded(name: str, at: str, parts_at: str | None) -> Finding:
-    is_torch = name.startswith(("torch", "cuda"))
-    if is_torch:
-        why = "torch starts it at one fixed number, the same for every rank; other code may not"
-    else:
-        why = "it starts from the machine's entropy, in another state in every process"
     return Finding(
-        severity="note" if is_torch or not parts_at else "varies",
+        severity="varies" if parts_at else "note",
         what=f"the generator of {name} is drawn from and nobody seeded it",
         where=f"first drawn from {at}",
-        why=why,
+        why="it starts from the machine's entropy, in another state in every process",
         fix=_SEED.get(name, f"seed {name}"),
         evidence=_evidence(parts_at),
     )

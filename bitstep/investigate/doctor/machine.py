@@ -129,6 +129,8 @@ def unset_rules(
     ]
     if unset:
         variables = kind == "variable"
+        threads = " --threads N" * any(name.endswith("_NUM_THREADS") for name in unset)
+        when = "before Python starts" if variables else "right behind import torch"
         what = "environment variables" if variables else "settings of PyTorch"
         yield Finding(
             severity=severity,
@@ -137,7 +139,7 @@ def unset_rules(
             why="each machine and version then decides for itself"
             if variables
             else "a program sets them itself, before its model is made",
-            fix="bitstep run --deterministic -- COMMAND sets them before Python starts",
+            fix=f"bitstep run --deterministic{threads} -- COMMAND sets them {when}",
             evidence="docs/contract.md: each rule with its evidence",
         )
 

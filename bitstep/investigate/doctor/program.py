@@ -37,6 +37,7 @@ from bitstep.investigate.doctor.recordings import (
     outside_findings,
 )
 from bitstep.investigate.doctor.streams import examine_streams
+from bitstep.launch.examined import last_words
 from bitstep.launch.first_steps import FirstSteps, run_first_steps
 from bitstep.records import Outcome
 
@@ -147,7 +148,7 @@ def _compared(difference: Difference | None) -> str:
 
 def _trouble(one: FirstSteps) -> Iterator[Finding]:
     """Why an execution did not come to the end of its second step on all ranks."""
-    said = " | ".join(one.last_lines[-4:])
+    said = last_words(one.last_lines)
     for line in one.complaints:
         yield _untold("the recorder did not follow the program", line, said, "see why")
     if one.timed_out:
@@ -182,7 +183,7 @@ def _of_second(second: FirstSteps, first: FirstSteps) -> Iterator[Finding]:
         yield _untold(
             f"a second execution ended otherwise: {_ended(second)}, the first: {_ended(first)}",
             "a program may refuse to run twice into the same folder",
-            " | ".join(second.last_lines[-4:]),
+            last_words(second.last_lines),
             'put "{run}" into the command for a folder of each execution',
         )
 

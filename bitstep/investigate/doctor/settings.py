@@ -56,7 +56,7 @@ def of_settings(runs: Runs, base: Examined, first: Process) -> Iterator[Finding]
     found = list(generators.unseeded(first, other, by_entropy))
     yield from found
     if by_entropy and not any(f.severity == "varies" for f in found):
-        yield _of_entropy(by_entropy, first, other)
+        yield _of_entropy(by_entropy)
     yield from of_hashing(runs, base, first)
     if first["loaders"]:
         workers = runs.workers()
@@ -66,17 +66,7 @@ def of_settings(runs: Runs, base: Examined, first: Process) -> Iterator[Finding]
             yield from loaders.of_workers(first, batches, by_workers)
 
 
-def _of_entropy(parts: str, first: Process, other: Process) -> Finding:
-    states = (p["generators"].get("first forward", {}).get("torch") for p in (first, other))
-    if len(set(states)) == 2:
-        return Finding(
-            severity="may vary",
-            what="nobody seeded the generator of torch",
-            where=parts,
-            why="torch starts it at one fixed number; another start gives other bits",
-            fix="call torch.manual_seed(SEED) before the model is made",
-            evidence=f"measured: two runs that start it in two states part at {parts}",
-        )
+def _of_entropy(parts: str) -> Finding:
     return Finding(
         severity="varies",
         what="bits follow what the machine seeds generators with",
@@ -126,9 +116,10 @@ def _failed(how: str, run: Examined) -> Finding:
     return Finding(
         severity="unknown",
         what=f"the program did not train {how}",
-        where=f"exit status {run.exit}, log {run.log}",
+        where=f"exit status {run.exit}",
         why="whether its bits follow these could not be told",
-        fix="see the log",
+        fix="see why: -o DIR keeps its log",
+        evidence=run.last_words,
     )
 
 

@@ -124,12 +124,12 @@ def _of_files(saved: Saved) -> Iterator[Finding]:
 def _never_saved(first: Process, facts: Facts) -> Finding:
     matter = [spoken(stream) for stream in facts.moved if facts.effects.get(stream)]
     untold = [spoken(s) for s in facts.moved if facts.effects.get(s) is None and "/" in s]
-    is_whole = first["ended"] == "by itself"
+    is_whole, steps = first["ended"] == "by itself", len(first["steps"])
     listed = ", ".join(matter) or "nothing that was tried"
     return Finding(
         severity="note" if is_whole else "outside of view",
         what="the program saved nothing" + ("" if is_whole else " in the time it was given"),
-        where=f"{len(first['steps'])} steps and what followed",
+        where=f"{steps} step{'s' * (steps != 1)} and what followed",
         why=f"a checkpoint has to hold what step 2 changes with: {listed}",
         fix="pass the program's own option that saves after step 1 or 2" if not is_whole else "",
         evidence="measured by perturbing each stream that moves"
@@ -167,9 +167,10 @@ def _no_steps(base: Examined) -> Finding:
     return Finding(
         severity="outside of view",
         what="no process stepped an optimizer of torch after calling a module",
-        where=f"exit status {base.exit}, log {base.log}",
+        where=f"exit status {base.exit}",
         why="steps are counted by optimizers and modules: streams of other programs are not seen",
         fix="pass the command that trains, as it is typed, without -I, -E or -S",
+        evidence=base.last_words,
     )
 
 
@@ -178,7 +179,6 @@ def _summary(runs: Runs, first: Process) -> Finding:
     return Finding(
         severity="note",
         what=f"streams: {runs.count} runs of the program were made{ranks}",
-        where=str(runs.folder),
         why="two steps each; what acts later than that is not seen",
         fix="",
         evidence=f"{len(first['loaders'])} loaders, {len(moved_streams(first))} streams that move",

@@ -21,8 +21,6 @@ import torch
 
 from bitstep.observe.examine.leaves import Leaf, leaf_of, number, whole_numbers
 
-UNSEEDED: Final = 67280421310721
-"""Where torch starts a generator that nobody seeded."""
 _SEEDING: Final = (
     ("torch", ("manual_seed", "seed", "set_rng_state")),
     ("torch.random", ("manual_seed", "seed", "set_rng_state")),
@@ -100,8 +98,7 @@ class Draws:
 
     def attach(self) -> None:
         """Set where torch starts, and listen."""
-        if self._entropy:
-            torch.default_generator.manual_seed(self._entropy)
+        torch.default_generator.manual_seed(self._entropy)  # else from the machine's
         for module, names in _SEEDING:
             for name in names:
                 self._listen(sys.modules.get(module), module, name)
