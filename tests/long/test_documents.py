@@ -33,8 +33,14 @@ def status_of(command):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "docs/tour.md", "docs/record.md", "docs/megatron.md", "docs/doctor.md",
-     "docs/catalog.md"],  # fmt: skip
+    [
+        "README.md",
+        "docs/tour.md",
+        "docs/record.md",
+        "docs/megatron.md",
+        "docs/doctor.md",
+        "docs/catalog.md",
+    ],
 )
 def test_every_command_does_what_it_says(document, tmp_path):
     for folder in ("docs", "examples"):
