@@ -78,6 +78,7 @@ def compare_runs(a: Path, b: Path, *, all_ranks: bool = False, strict: bool = Fa
     found = shown.metrics(seen, causes[0].where.step, *runs) if causes else shown.Search((), True)
     state = shown.state(common, *runs) if causes else None
     reasons = why_unverified(courses, *runs, placed, strict)
+    reasons += tuple(f"{line} (--strict)" for line in silent if strict)
     outcome = Outcome.DIFFERENT if causes else Outcome.UNVERIFIED if reasons else Outcome.SAME
     said = [*silent, *notes(courses, *runs, thorough)]
     if causes and any(run.all_damage() for run in runs):

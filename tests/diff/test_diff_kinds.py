@@ -567,3 +567,17 @@ def test_what_passes_is_no_cause_of_what_comes_much_later(runs: tuple[Path, Path
         "rank 0, step 2: what operations were given differs there already, and does not reach the "
         "state"
     )
+
+
+def test_settings_that_could_not_be_compared_are_a_gap(runs: tuple[Path, Path]) -> None:
+    for run in runs:
+        record(run, steps=2)
+    (runs[1] / "manifest.json").write_text('{"format": 1, "attempts": [')
+    assert compare_runs(*runs).outcome is Outcome.SAME
+    found = compare_runs(*runs, strict=True)
+    assert found.outcome is Outcome.UNVERIFIED
+    said = "settings were not compared: the manifest of"
+    assert found.reasons == (
+        f"{said} A: it is missing (--strict)",
+        f"{said} B: it cannot be trusted (--strict)",
+    )
