@@ -25,7 +25,7 @@ EXPECTED = {
     "recompute_draws_new_dropout": ("recompute", "step 1", "new random numbers"),
     "rounded_log_hides_fused_optimizer": ("configuration", "step 1", "fused not set -> 1"),
     "sum_in_arrival_order": ("order", "added in another order", "aten.add_"),
-    "thread_count": ("origin", "settings.threads.torch is 1 in A, 2 in B", "step 1"),
+    "thread_count": ("origin", "settings.threads.mkl: 1 in A, 2 in B", "step 1"),
     "others/replicas": ("unseen write", "step 5, rank 0", "Sequential.0.bias"),
     "others/validating": ("random", "step 4", "validating.py:26", "once more"),
     "others/going_on": ("random", "step 5", "once more", "_BaseDataLoaderIter"),
@@ -35,7 +35,7 @@ EXPECTED = {
     "others/saving_memory": ("recompute", "step 1", "new random numbers"),
     "others/other_kernel": ("configuration", "step 1", "fused of Adam group0"),
     "others/as_they_come": ("order", "added in another order", "aten.add_"),
-    "others/cores": ("origin", "settings.threads.torch is 1 in A, 2 in B", "step 1"),
+    "others/cores": ("origin", "settings.threads.mkl: 1 in A, 2 in B", "step 1"),
 }
 
 
