@@ -1,5 +1,6 @@
 """What a test file leaves in torch is taken away again, so that files may run in any order."""
 
+import logging
 import sys
 
 import pytest
@@ -23,3 +24,12 @@ def torch_as_it_was():
         sys.modules["torch._dynamo.utils"].counters.clear()
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.fixture(autouse=True)
+def a_logger_that_is_not_quiet():
+    """A command with -q that is called in this process leaves its level at the logger."""
+    logger = logging.getLogger("bitstep")
+    level = logger.level
+    yield
+    logger.setLevel(level)

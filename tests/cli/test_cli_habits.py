@@ -13,7 +13,7 @@ import click
 import pytest
 
 from bitstep.cli import run
-from bitstep.cli.habits import numbers, show
+from bitstep.cli.habits import numbers, reset_level, show
 from bitstep.cli.reference import markdown, walk
 from bitstep.version import __version__
 
@@ -163,6 +163,7 @@ def test_json_is_json(capsys):
 
 
 def test_a_line_stays_a_line_whatever_a_name_holds(capsys):
+    reset_level()
     show(None, ["finished, runs/a\nb\x1b[2J\udcff", "Grüße"], as_json=False)
     logging.getLogger("bitstep").info("resuming %s", "a\nb")
     assert capsys.readouterr() == (
