@@ -5,7 +5,9 @@
 2. A variable is too late when a moment is over that reads it, and what was read then is not what
    should be in force. What was read is the value at the start of the process, or the one that we
    saw before that moment (`note`).
-3. A setting of torch is too late when it would have to be changed after such a moment.
+3. A setting of torch is too late when it would have to be changed after such a moment, whoever
+   chose its value: what ran before has read it. One that was changed and is right again is held:
+   nothing tells what it was.
 
 Looks only: nothing is set, and nothing is imported.
 
@@ -142,18 +144,14 @@ def _of_setting(rule: Rule, threads: int | None) -> Standing:
     value, fill = switches.read(rule.name), rule.value(threads)
     if value is None:
         return Standing(rule, None, "does not apply", "")
-    if rule.takes_threads:
-        is_chosen = fill is None or value == fill
-    else:
-        is_chosen = accepted(rule, value)
-        if not is_chosen and value not in rule.default:
-            return Standing(rule, value, "broken", f"{rule.name} is {value}: {_set_to(rule)}")
-    if is_chosen:
+    if fill in (None, value) if rule.takes_threads else accepted(rule, value):
         return Standing(rule, value, "held", "")
     if reader := _reader(rule):
         said = f"{rule.name} is {value}, and {reader}: {_set_to(rule)} before"
         return Standing(rule, value, "too late", said)
-    return Standing(rule, value, "unset", "")
+    if rule.takes_threads or value in rule.default:
+        return Standing(rule, value, "unset", "")
+    return Standing(rule, value, "broken", f"{rule.name} is {value}: {_set_to(rule)}")
 
 
 def _reader(rule: Rule) -> str:

@@ -64,6 +64,8 @@ class Events:
         """Our own work is going on, or somebody's that must not be recorded."""
         self.level = STEP
         self.step = 0
+        self._first = 0
+        """The first step of this recording; 0 before it."""
         self.manual = False
         """The program says itself where steps begin."""
         self.layout = ""
@@ -116,6 +118,11 @@ class Events:
     def at_module(self) -> bool:
         """Whether modules have rows of their own now."""
         return self.level >= MODULE
+
+    @property
+    def needs_roots_only(self) -> bool:
+        """Whether no row of this step has a module; in the first step all are named."""
+        return self.level < MODULE and self.step > self._first
 
     @property
     def listens(self) -> bool:
@@ -354,6 +361,7 @@ class Events:
         root = self.state.start(self.level >= PHASE)
         self.state.random("start")
         self._close_batch(root, "start")
+        self._first = first
         self._next(first)
 
     def _begin_forward(self) -> None:

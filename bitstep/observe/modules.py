@@ -1,6 +1,7 @@
 """Forward of modules: the stack that labels every row, and rows of their inputs and outputs.
 
-1. Two global hooks cover every module of the program; none is added to a module itself.
+1. Two global hooks cover every module of the program; where only roots matter (`roots`), they are
+   taken away while one runs.
 2. A forward outside of any module is that of a root: the recorder hears of it.
 3. At level `module` inputs and outputs are rows. Gradients are read by hooks on the tensors, never
    by full backward hooks, which wrap outputs in views (and break in-place work and schedules).
@@ -16,14 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
 from bitstep.observe import autograd
 from bitstep.observe.dynamo import is_wrapper, stay_quiet, uncompiled
 from bitstep.observe.names import Names, has_tensors
+from bitstep.observe.roots import Roots
 from bitstep.observe.scope import Scope
 from bitstep.observe.undo import Undo
 
@@ -40,6 +38,7 @@ class Modules:
         self._scope = scope
         self._names = names
         self._hooks = hooks
+        self._roots = Roots(names)
         self._calls: list[tuple[int, int] | None] = []
         self.elsewhere = 0
         """Forwards of modules in other threads, which are not recorded."""
@@ -47,8 +46,11 @@ class Modules:
     def attach(self, undo: Undo) -> None:
         """Hook every module."""
         stay_quiet(undo)
-        undo.handle(register_module_forward_pre_hook(self._before))
-        undo.handle(register_module_forward_hook(self._after, always_call=True))
+        self._roots.attach(self._before, self._after, undo)
+
+    def wake(self) -> None:
+        """Modules have rows from now on: also those of a root that runs."""
+        self._roots.leave()
 
     @uncompiled
     def _before(self, module: nn.Module, args: Any) -> None:
@@ -65,6 +67,8 @@ class Modules:
             self._hooks.failed(error)
             path = self._scope.module
         self._scope.enter(path)
+        if self._hooks.needs_roots_only and self._scope.depth == 1 and not autograd.in_backward():
+            self._roots.enter(module, self._after)
         wanted = self._hooks.at_module and self._wants(path)
         call = self._scope.module_call(path) if wanted else None
         self._calls.append(call)

@@ -44,6 +44,8 @@ class Hanging:
 
     names: tuple[str, ...]
     tensors: list[Tensor]
+    known: dict[int, str]
+    """The name of each, by its address."""
 
     def __iter__(self) -> Iterator[Named]:
         return zip(self.names, self.tensors, strict=True)
@@ -61,6 +63,10 @@ class Names:
         self._owners: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._known: dict[str, Any] = {}
         """By table: what was seen in it, and the names that were made of it."""
+        self._whole: Any = None
+        """The modules that were all named when they were looked at last, and what they held."""
+        self.has_strangers = False
+        """Whether an optimizer steps what hangs on no module that is known."""
 
     def path(self, module: nn.Module) -> str | None:
         """The name of a module, or None if it belongs to no root that was seen."""
@@ -129,6 +135,18 @@ class Names:
             self._walk(self._numbered(f"{caller}.{type(module).__name__}"), module)
         return self.path(module) or caller
 
+    def are_whole(self) -> bool:
+        """Whether every module of every root has its name, and every parameter that is stepped."""
+        modules = [module for _, module in self._alive()]
+        held = [*chain.from_iterable(module.__dict__["_modules"].values() for module in modules)]
+        # Of its number: the place of one that is gone may have been given to another.
+        seen = len(modules), [*map(id, held)]
+        if seen != self._whole:
+            if any(self.path(child) is None for child in held if child is not None):
+                return False
+            self._whole = seen
+        return not self.has_strangers
+
     def roots(self) -> Iterator[tuple[str, nn.Module]]:
         """The roots that are still alive."""
         for name, reference in self._roots:
@@ -177,9 +195,11 @@ class Names:
         seen = (len(self._owners), [*map(len, tables)], [*chain(*tables)], [*map(id, values)])
         known = self._known.get(table)
         if known is None or known[0] != seen:
-            known = self._known[table] = seen, *_named(alive, tables)
-        _, names, picks = known
-        return Hanging(names, [values[at] for at in picks])
+            names, picks = _named(alive, tables)
+            ids = {id(values[at]): name for name, at in zip(names, picks, strict=True)}
+            known = self._known[table] = seen, names, picks, ids
+        _, names, picks, ids = known
+        return Hanging(names, [values[at] for at in picks], ids)
 
     def _numbered(self, kind: str) -> str:
         number = self._classes[kind]

@@ -46,8 +46,7 @@ class Program:
 
     def moments(self) -> Held:
         """Every tensor that an optimizer keeps for a parameter."""
-        hanging = self._names.parameters()
-        known = dict(zip(map(id, hanging.tensors), hanging.names, strict=True))
+        known = self._names.parameters().known
         names: list[str] = []
         slots: list[str] = []
         tensors: list[Tensor] = []
@@ -77,12 +76,12 @@ class Program:
     def _parameters(self) -> tuple[list[str], list[Tensor]]:
         hanging = self._names.parameters()
         names, tensors = [*hanging.names], [*hanging.tensors]
-        known = set(map(id, tensors))
         for which, optimizer in self._optimizers.numbered():
             for at, parameter in enumerate(_optimized(optimizer)):
-                if id(parameter) not in known:
+                if id(parameter) not in hanging.known:
                     names.append(f"optimizer{which}.{at}")
                     tensors.append(parameter)
+        self._names.has_strangers = len(names) > len(hanging.names)
         return names, tensors
 
     def _kept(self, state: dict[Any, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -191,7 +191,7 @@ class _Plan:
         if not self._layouts.are_those_of(tensors):
             return None
         addresses = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
-        if np.any((addresses == 0) & self._has_bytes):  # Their storage was freed.
+        if not addresses.all() and not addresses[self._has_bytes].all():  # Their storage was freed.
             return None
         sums = np.empty(len(self._jobs), np.uint64)
         begins = addresses[self._of] + self._offsets

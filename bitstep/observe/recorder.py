@@ -27,7 +27,7 @@ from torch import nn
 from bitstep.observe import autograd, data, recompute
 from bitstep.observe.control import Control
 from bitstep.observe.engine import Engine
-from bitstep.observe.events import OP, PHASE, Events
+from bitstep.observe.events import MODULE, OP, PHASE, Events
 from bitstep.observe.journal import Journal, rank_and_world
 from bitstep.observe.modules import Modules
 from bitstep.observe.names import Names
@@ -193,6 +193,8 @@ class Recorder:
 
     def leveled(self, level: int) -> None:
         """Have the dispatch mode on where the level of a step needs it."""
+        if level >= MODULE:
+            self._modules.wake()
         operations = self._operations
         operations.active = level >= OP
         self._seen.sees_all = operations.active and self.options.modules is None

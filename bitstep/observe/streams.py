@@ -8,7 +8,6 @@ Reading a state draws no number: the generators hand out a copy.
 
 from __future__ import annotations
 
-import functools
 import random
 import struct
 import sys
@@ -38,16 +37,19 @@ def state_of(generator: Any) -> Fingerprint:
     return fingerprint((generator or torch.default_generator).get_state())
 
 
+_of_python: tuple[Any, Fingerprint] = (), Fingerprint(0, "", ())
+"""The last state of Python's generator: most programs never draw from it, and its 625 numbers are
+slow to pack."""
+
+
 def _python() -> Fingerprint:
-    return _of_python(random.getstate())
-
-
-@functools.lru_cache(1)
-def _of_python(state: tuple[Any, ...]) -> Fingerprint:
-    """Remembered: most programs never draw from it, and its 625 numbers are slow to pack."""
-    version, words, gauss = state
-    raw = struct.pack(f"<{len(words)}Q", *words) + repr((version, gauss)).encode()
-    return Fingerprint(sum_of_bytes(raw), "uint8", (len(raw),))
+    global _of_python
+    state = random.getstate()
+    if state != _of_python[0]:
+        version, words, gauss = state
+        raw = struct.pack(f"<{len(words)}Q", *words) + repr((version, gauss)).encode()
+        _of_python = state, Fingerprint(sum_of_bytes(raw), "uint8", (len(raw),))
+    return _of_python[1]
 
 
 def _numpy(numpy: Any) -> Fingerprint:
