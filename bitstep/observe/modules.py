@@ -1,7 +1,7 @@
 """Forward of modules: the stack that labels every row, and rows of their inputs and outputs.
 
-1. Two global hooks cover every module of the program; where only roots matter (`roots`), they are
-   taken away while one runs.
+1. Two global hooks cover every module of the program; where only roots matter (`roots`), they rest
+   while one runs.
 2. A forward outside of any module is that of a root: the recorder hears of it.
 3. At level `module` inputs and outputs are rows. Gradients are read by hooks on the tensors, never
    by full backward hooks, which wrap outputs in views (and break in-place work and schedules).
@@ -56,6 +56,8 @@ class Modules:
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        if self._roots.are_resting and self._scope.is_ours():
+            return
         if self._hooks.asleep or _is_made(module) or _is_tracing():
             return
         if not self._scope.is_ours():
@@ -88,6 +90,8 @@ class Modules:
     @uncompiled
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
+            return
+        if self._roots.are_resting and self._scope.is_ours():
             return
         if self._hooks.asleep or _is_made(module) or _is_tracing():
             return

@@ -1,14 +1,15 @@
-"""At levels that have rows of no module, no hook runs inside of a root's forward.
+"""At levels that have rows of no module, the hooks of modules rest while a root runs.
 
 1. A hook for each module costs microseconds: with 500 modules and 32 microbatches a tenth of a
    second a step. Below level `module` only the roots matter.
-2. So while a root runs, `Roots` takes the two global hooks away, and a hook on that root puts them
-   back when its forward ends, also by an exception.
-3. Not in the first step, in which modules get their names; nor when modules were added, removed
-   or are held by none that is known; nor next to another global hook.
-4. Not in a program with a graph of torch.compile that was made before: its guards hold the hooks.
+2. So the two global hooks are taken away when the forward of a root begins. A hook on that root
+   puts them back when it ends, also by an exception.
+3. Where others would notice (another global hook, or a graph of torch.compile that was made before,
+   whose guards hold the hooks), they stay, and return at once.
+4. Not in the first step, in which modules get their names; nor when modules were added, removed
+   or are held by none that is known.
 
->>> roots = Roots(names, hooks)                     # doctest: +SKIP
+>>> roots = Roots(names)                            # doctest: +SKIP
 >>> roots.enter(module, after)                      # doctest: +SKIP
 """
 
@@ -39,9 +40,13 @@ class Roots:
         self._names = names
         self._hooks: list[tuple[dict[int, Hook], int, Hook]] = []
         """Table, key and hook of each."""
-        self._inside: Any = None
-        """The handle at the root that runs without them."""
-        self._is_allowed: bool | None = None
+        self.are_resting = False
+        """A root runs, and no module in it matters."""
+        self._handles: list[Any] = []
+        """Of the hooks on that root."""
+        self._calls = 0
+        """Of the root by itself, that are on the way."""
+        self._may_go: bool | None = None
 
     def attach(self, before: Hook, after: Hook, undo: Undo) -> None:
         """Hook every module."""
@@ -57,40 +62,50 @@ class Roots:
     def enter(self, root: nn.Module, after: Hook) -> None:
         """The forward of a root begins, in which no module is asked for; `after` is called when it
         ends."""
-        if self._inside is not None or not self._may_sleep(root):
+        if self.are_resting or isinstance(root, torch.jit.ScriptModule):
+            return
+        if not self._names.are_whole():
             return
 
         @uncompiled
-        def ended(module: nn.Module, args: Any, output: Any) -> None:
-            self.leave()
-            after(module, args, output)
+        def again(module: nn.Module, args: Any) -> None:
+            self._calls += 1
 
-        self._inside = root.register_forward_hook(ended, always_call=True)
-        for table, key, _ in self._hooks:
-            del table[key]
+        @uncompiled
+        def ended(module: nn.Module, args: Any, output: Any) -> None:
+            self._calls -= 1
+            if self._calls == 0:
+                self.leave()
+                after(module, args, output)
+
+        self.are_resting, self._calls = True, 1
+        self._handles = [
+            root.register_forward_pre_hook(again),  # From the next call on.
+            root.register_forward_hook(ended, always_call=True),
+        ]
+        if self._nobody_notices():
+            for table, key, _ in self._hooks:
+                del table[key]
 
     def leave(self) -> None:
-        """Have every module hooked again."""
-        if self._inside is None:
-            return
-        self._inside.remove()
-        self._inside = None
-        for table, key, hook in self._hooks:
-            table[key] = hook
+        """Every module matters again."""
+        if self.are_resting:
+            self._rise()
+            for table, key, hook in self._hooks:
+                table[key] = hook
 
-    def _may_sleep(self, root: nn.Module) -> bool:
-        if self._is_allowed is None:
-            # Once for all: what is compiled from now on has never met a hook.
-            self._is_allowed = not passed("first graph")
-        return (
-            self._is_allowed
-            and all(len(table) == 1 and key in table for table, key, _ in self._hooks)
-            and not isinstance(root, torch.jit.ScriptModule)
-            and self._names.are_whole()
-        )
+    def _nobody_notices(self) -> bool:
+        if self._may_go is None:
+            # Once for all: what is compiled from now on has never met a hook inside of a root.
+            self._may_go = not passed("first graph")
+        return self._may_go and all(len(table) == 1 for table, _, _ in self._hooks)
+
+    def _rise(self) -> None:
+        self.are_resting = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     def _forget(self) -> None:
-        if self._inside is not None:
-            self._inside.remove()
-            self._inside = None
+        self._rise()
         self._hooks.clear()

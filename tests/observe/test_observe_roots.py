@@ -30,7 +30,7 @@ class Watching(nn.Module):
         return self.inner(x)
 
 
-def trained(model, steps, before=lambda step: None):
+def trained(model, steps, before=lambda *_: None):
     def program(_):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(1, steps + 1):
@@ -56,7 +56,7 @@ def bits(recording):
 )
 def test_after_the_first_step_no_hook_is_inside_of_a_root(tmp_path, level, hooks):
     model = Watching()
-    found = recorded(tmp_path / "run", trained(model, 3, lambda *_: None), level)
+    found = recorded(tmp_path / "run", trained(model, 3), level)
     assert model.hooks == hooks
     assert found.per_step(slot="batch", module="") == [1, 1, 1]
     assert not any(map(len, TABLES))
@@ -159,7 +159,7 @@ def test_another_global_hook_is_called_for_every_module_as_before(tmp_path):
     handle = modules.register_module_forward_hook(lambda module, *_: called.append(type(module)))
     model = Watching()
     try:
-        recorded(tmp_path / "run", trained(model, 3, lambda *_: None), "step")
+        recorded(tmp_path / "run", trained(model, 3), "step")
     finally:
         handle.remove()
     assert model.hooks == [3, 3, 3]
@@ -173,6 +173,29 @@ class Region(nn.Module):
 
     def forward(self, x):
         return self.layers(x).sin()
+
+
+class Tree(nn.Module):
+    """Calls itself for its leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.at_leaf, self.at_node = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x, depth=2):
+        if depth == 0:
+            return self.at_leaf(x)
+        return self.at_node(self(x, depth - 1)) + self(x, depth - 1)
+
+
+def test_a_root_that_calls_itself_is_one_root(tmp_path):
+    def found(level):
+        torch.manual_seed(0)
+        return recorded(tmp_path / level, trained(Tree(), 3), level)
+
+    step, module = found("step"), found("module")
+    assert bits(step) == bits(module)
+    assert step.per_step(slot="batch", module="") == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("first", "hooks"), [(1, [2, 2, 2, 2]), (3, [2, 0, 0, 0])])
