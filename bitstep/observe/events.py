@@ -68,6 +68,8 @@ class Events:
         """The first step of this recording; 0 before it."""
         self.manual = False
         """The program says itself where steps begin."""
+        self._told = 0
+        """The number of a first step that has still to begin."""
         self.layout = ""
         """Of an engine that cuts tensors: "tp 2, pp 1 ..."; runs in two layouts are compared by
         their logical states."""
@@ -300,14 +302,21 @@ class Events:
     @guarded
     def begin_step(self, step: int) -> None:
         """The program says that step number `step` begins."""
+        last = self.step or self._told
         begun = self.step == 0 or self._began or self._turned
-        if step < self.step + begun:
-            self.journal.gap(f"step {step} after step {self.step}: numbers of steps must increase")
+        if step < last + begun:
+            self.journal.gap(f"step {step} after step {last}: numbers of steps must increase")
             return
         self.manual = True
+        self._scope.set_base("data")
         if self.step == 0:
+            if not self._told and not any(True for _ in self._names.roots()):
+                # Nothing is known of its state yet: the first forward or backward begins the step.
+                self._told = step
+                return
             self._begin_first(step)
-        elif begun:
+            begun = step > self.step
+        if begun:
             self._end_step(step)
         elif step > self.step:
             self._next(step)
@@ -321,6 +330,8 @@ class Events:
     @guarded
     def finish(self) -> None:
         """The recording ends: write what the last step has."""
+        if self.step == 0 and self._told:
+            self._begin_first()
         if self.step == 0:
             return
         # Of a program that raises while it makes the data of its next step these operations are
@@ -361,8 +372,8 @@ class Events:
         root = self.state.start(self.level >= PHASE)
         self.state.random("start")
         self._close_batch(root, "start")
-        self._first = first
-        self._next(first)
+        self._first = self._told or first
+        self._next(self._first)
 
     def _begin_forward(self) -> None:
         if not self._began:

@@ -7,7 +7,8 @@
 2. Wrappers lend no name: DDP, FSDP, compiled and checkpointed modules are called as what they
    wrap, so that a run with and one without them align.
 3. Modules are held weakly, tensors not at all: what hangs on a module is looked up when it is
-   read, for a step may put another tensor there.
+   read, for a step may put another tensor there. Of a parameter that FSDP2 has gathered the shard
+   is given, which is what is trained.
 
 >>> names = Names()
 >>> names.root(torch.nn.Sequential(torch.nn.Linear(1, 1)))
@@ -27,6 +28,8 @@ from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
+
+from bitstep.observe.sharded import shards_of
 
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -194,12 +197,17 @@ class Names:
         # Who holds what, under which key, and what is tied: not more than that makes the names.
         seen = (len(self._owners), [*map(len, tables)], [*chain(*tables)], [*map(id, values)])
         known = self._known.get(table)
-        if known is None or known[0] != seen:
-            names, picks = _named(alive, tables)
-            ids = {id(values[at]): name for name, at in zip(names, picks, strict=True)}
-            known = self._known[table] = seen, names, picks, ids
-        _, names, picks, ids = known
-        return Hanging(names, [values[at] for at in picks], ids)
+        if known is not None and known[0] == seen:
+            _, names, picks, ids = known
+            return Hanging(names, [values[at] for at in picks], ids)
+        names, picks = _named(alive, tables)
+        tensors = [values[at] for at in picks]
+        shards = shards_of(module for _, module in alive)
+        shown = [shards.get(id(tensor), tensor) for tensor in tensors]
+        ids = {id(tensor): name for name, tensor in zip(names, shown, strict=True)}
+        if not any(id(tensor) in shards for tensor in tensors):
+            self._known[table] = seen, names, picks, ids
+        return Hanging(names, shown, ids)
 
     def _numbered(self, kind: str) -> str:
         number = self._classes[kind]

@@ -232,6 +232,11 @@ def start(options: RecordOptions) -> Recorder:
     return _current
 
 
+def current() -> Recorder | None:
+    """The recorder of this process, where it is recorded: for a program that knows its steps."""
+    return _current if _current is not None and _current._attached else None
+
+
 @contextmanager
 def record(directory: str | Path, **options: Any) -> Iterator[Recorder]:
     """Record what happens inside, of this process, into a new attempt of a run directory.
@@ -240,9 +245,9 @@ def record(directory: str | Path, **options: Any) -> Iterator[Recorder]:
     strict.
     """
     asked = RecordOptions.parse(directory, **options)
-    if _current is not None and _current._attached:
+    if (recorder := current()) is not None:
         # The whole process is recorded already, and goes on being so.
-        yield _current
+        yield recorder
         return
     recorder = start(asked)
     try:

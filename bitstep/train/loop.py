@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -152,6 +153,7 @@ def _steps(
     stop = False
     while step < steps and not stop:
         began = time.monotonic()
+        _tell_recorder(engine, step + 1)
         result = train_step(engine)
         step, roots = result.step, result.roots
         evaluation = evaluate(engine) if _due(step, engine.recipe.run.eval_every) else None
@@ -161,6 +163,16 @@ def _steps(
         saved = _save(engine, attempt) if stop or _save_due(engine, step) else None
         report(Progress(result, steps, time.monotonic() - began, evaluation, saved))
     return End("finished" if step >= steps else "stopped", step, roots["state"])
+
+
+def _tell_recorder(engine: Engine, step: int) -> None:
+    """A recorder would have to infer steps from writes to parameters, which a stray one is too."""
+    if "bitstep.observe.recorder" not in sys.modules:
+        return  # Nobody records, and hooks are not worth loading for that.
+    from bitstep.observe import current
+
+    if (recorder := current()) is not None:
+        recorder.attach(engine.model).step(step)
 
 
 def _save_due(engine: Engine, step: int) -> bool:

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from recording_fakes import data, recorded, small, train
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from bitstep.observe.names import Names
 
@@ -358,3 +360,32 @@ def test_an_attribute_that_hooks_or_containers_of_torch_hold_is_none():
     assert list(names.attributes()) == []
     model.tied, model.bank = model.weight, (torch.ones(1),)
     assert [name for name, _ in names.attributes()] == ["Linear.bank.0"]
+
+
+def test_after_an_evaluation_the_state_is_still_that_of_the_shards(tmp_path):
+    """FSDP2 keeps what it gathered for a backward that does not come."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = small()
+    fully_shard(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def program(recorder):
+        for step, batch in enumerate(data(2), 1):
+            recorder.step(step)  # So that what a step leaves is read after its evaluation.
+            model.train()
+            model(batch).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                model(batch)
+        assert type(model[0].weight) is nn.Parameter
+
+    found = recorded(tmp_path / "run", program, "phase")
+    dist.destroy_process_group()
+    names = ["Sequential.0.weight", "Sequential.0.bias", "Sequential.2.weight", "Sequential.2.bias"]
+    for step in (1, 2):
+        after = found.of(step=step, phase="optimizer", occurrence=1)
+        for slot in ("param", "state.exp_avg"):
+            assert [row.site.module for row in after if row.site.slot == slot] == names
+            assert all(row.place is not None for row in after if row.site.slot == slot)

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
+from bitstep import observe
+
 
 def losses(recording):
     return recording.per_step(slot="metric.loss")
@@ -105,6 +107,76 @@ def test_parameters_written_by_hand_end_a_step(tmp_path):
     found = recorded(tmp_path / "run", program, "step")
     assert losses(found) == [1, 1, 1]
     assert len(set(found.roots.values())) == 4
+
+
+def test_a_program_that_tells_its_steps_may_be_written_to_by_anybody(tmp_path):
+    """Nothing is inferred from writes; what it draws before its first forward is data."""
+    model = small()
+
+    def program(recorder):
+        for number, batch in enumerate(data(6)):
+            if number % 2 == 0:
+                recorder.step(number // 2 + 5)
+                batch = batch + torch.rand(2, 3)
+            model(batch).mean().backward()
+            model[0].weight.detach().numpy()[0, 0] += 1
+            if number % 2:
+                for parameter in model.parameters():
+                    parameter.data -= 0.1 * parameter.grad
+                    parameter.grad = None
+
+    found = recorded(tmp_path / "run", program, "op")
+    assert found.steps == [5, 6, 7]
+    assert losses(found) == [2, 2, 2]
+    # Before the first forward of all nothing is known of the state that the first step begins with.
+    drawn = [
+        len(found.of(step=step, phase="data", op="aten.rand", slot="out.0")) for step in found.roots
+    ]
+    assert drawn == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_first_step_that_is_told_before_its_forward_begins_with_the_whole_state(
+    tmp_path, is_attached
+):
+    model = small()
+
+    def program(recorder):
+        if is_attached:
+            recorder.attach(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in (1, 2):
+            recorder.step(number)
+            train(model, optimizer, steps=1)
+
+    names = ["Sequential.0.weight", "Sequential.0.bias", "Sequential.2.weight", "Sequential.2.bias"]
+    found = recorded(tmp_path / "run", program, "phase")
+    assert [row.site.module for row in found.of(phase="start", slot="param")] == names
+    assert list(found.roots) == [0, 1, 2]
+
+
+def test_steps_that_are_only_told_are_written(tmp_path):
+    def program(recorder):
+        for number in (3, 4):
+            recorder.step(number)
+            recorder.metric("tokens", number)
+
+    found = recorded(tmp_path / "run", program, "step")
+    assert list(found.roots) == [0, 3, 4]
+    assert found.value(step=4, slot="metric.tokens") == 4
+
+
+def test_one_step_that_is_only_told_is_written(tmp_path):
+    found = recorded(tmp_path / "run", lambda recorder: recorder.step(3), "step")
+    assert list(found.roots) == [0, 3]
+
+
+def test_who_records_is_known_to_the_program(tmp_path):
+    assert observe.current() is None
+
+    with observe.record(tmp_path / "run") as recorder:
+        assert observe.current() is recorder
+    assert observe.current() is None
 
 
 def test_accumulation_and_an_update_by_hand(tmp_path):

@@ -3,11 +3,13 @@
 import pytest
 from engine_fakes import TINY, tiny_engine, write_corpus
 
+from bitstep import observe
 from bitstep.checkpoint import restore, save
 from bitstep.errors import BitstepError
 from bitstep.faults import Fault
 from bitstep.launch.worker import join, settle
 from bitstep.state.streams import STREAMS
+from bitstep.trace import read_trace
 from bitstep.trace.run import read_run
 from bitstep.train.documents import documents_of
 from bitstep.train.loop import pretrain
@@ -71,6 +73,18 @@ def test_a_stream_left_out_of_the_restore_changes_another_stream(folder, tmp_pat
         if stream == "step":  # the same work under another number: compared by what is recorded
             changed |= {"number"} if right.step != wrong.step else set()
     assert changed - {stream}
+
+
+def test_a_recorder_is_told_the_steps_also_of_an_attempt_that_goes_on(folder, tmp_path):
+    changes = ["run.save_every=2", "run.eval_every=2"]
+    found = []
+    for attempt in range(2):
+        with observe.record(tmp_path / f"recording-{attempt}", level="step"):
+            run_attempt(tmp_path / "run", folder, *changes, resume=attempt > 0, stop_after=4)
+        found.append(read_trace(tmp_path / f"recording-{attempt}" / "attempt-000"))
+    assert [list(trace.steps) for trace in found] == [[0, 1, 2, 3, 4], [0, 5, 6]]
+    # What was restored is what was left behind.
+    assert found[0].steps[4] == found[1].steps[0]
 
 
 def test_a_run_has_a_row_for_every_step_and_ends_with_its_marker(folder, tmp_path):
