@@ -7,8 +7,9 @@
 3. Where a life ends or is resumed the program does something else around the step than a run that
    goes on: calls that only one has there are none to report.
 4. Forwards after the last step, without training, are counted as one more step. They are none.
-5. A program that dies within a step never comes to its optimizer: the state that is recorded then
-   is no end of a step, and settings that were not reached are no other settings.
+5. A program that dies within a step never comes to its optimizer, or not to the end of it: the
+   state that is recorded then is no end of a step, and settings that were not reached are no other
+   settings.
 """
 
 from __future__ import annotations
@@ -70,13 +71,15 @@ def lost_end(pairs: Pairs, a: Rows, b: Rows, slots: Slots) -> tuple[Pairs, bool]
 def unfinished(pairs: Pairs, a: Rows, b: Rows, slots: Slots, last: Sequence[bool]) -> Pairs:
     """Without the end of a step that one run never came to. `last`: whether the step is the last
     of each."""
-    came = [bool((slots.classes(rows) == Class.HYPER).any()) for rows in (a, b)]
+    came = [
+        bool((slots.classes(rows) == Class.HYPER).any()) and not _died(rows, slots)
+        for rows in (a, b)
+    ]
     if came[0] == came[1] or not last[came.index(False)]:
         return pairs
     if not all(has_trained(rows) or _died(rows, slots) for rows in (a, b)):
         return pairs
-    end = (a.phase == a.codes.number("optimizer"))[pairs.a]
-    end |= (slots.classes(a) == Class.ROOT)[pairs.a]
+    end = (slots.classes(a) == Class.ROOT)[pairs.a] | _end_state(a, pairs.a, slots)
     ended = "ab"[came.index(False)]
     return without_tails(replace(pairs, differ=pairs.differ & ~end, ended=ended))
 

@@ -186,7 +186,8 @@ def _run(words: list[str]) -> int:
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException as error:
+        sys.last_value = error  # As Python does: a recorder looks there.
         traceback.print_exc()
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]

@@ -35,9 +35,31 @@ for step in range(3):
 """
 
 
-def record(folder: Path, name: str, shift: int) -> tuple[Path, int]:
+IN_AN_OPTIMIZER = """
+import sys
+import torch
+
+class Careful(torch.optim.SGD):
+    def step(self):
+        for group in self.param_groups:
+            shift = torch.zeros(1) + int(sys.argv[1])
+            if shift.item() > 5:
+                raise ValueError("too far")
+        return super().step()
+
+torch.manual_seed(0)
+first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+model = torch.nn.Sequential(first, second)
+optimizers = [torch.optim.SGD(first.parameters(), lr=0.1), Careful(second.parameters(), lr=0.1)]
+model(torch.ones(3, 2)).sum().backward()
+for optimizer in optimizers:
+    optimizer.step()
+"""
+
+
+def record(folder: Path, name: str, shift: int, program: str = PROGRAM) -> tuple[Path, int]:
     script = folder / "train.py"
-    script.write_text(PROGRAM)
+    script.write_text(program)
     words = [sys.executable, "-m", "bitstep", "-q", "record", "-o", str(folder / name)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -62,6 +84,15 @@ def test_the_operation_that_led_to_it_is_named(tmp_path: Path) -> None:
     # Whoever ends as planned has nothing of a next step.
     assert list(read_run(a)[0].trace.steps) == [0, 1, 2, 3]
     assert list(read_run(b)[0].trace.steps) == [0, 1]
+
+
+def test_the_settings_that_a_run_did_not_live_to_use_are_no_other_settings(tmp_path: Path) -> None:
+    (a, _), (b, raised) = (
+        record(tmp_path, name, shift, IN_AN_OPTIMIZER) for name, shift in (("a", 0), ("b", 9))
+    )
+    assert raised == 1
+    (cause,) = compare_runs(a, b).causes
+    assert (cause.where.phase, cause.where.op) == ("optimizer", "aten.add.Tensor")
 
 
 def test_a_program_that_died_of_nothing_that_differs_could_not_be_told(tmp_path: Path) -> None:
