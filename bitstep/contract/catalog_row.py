@@ -32,6 +32,7 @@ Mechanism = Literal[
     "kernel choice",
     "kernel per instruction set",
     "autotune",
+    "uninitialized memory",
     "algorithm of a library",
     "not known",
     "",
@@ -43,7 +44,8 @@ THREADS: Final = "the same number of threads in all runs: OMP_NUM_THREADS, torch
 ONE_KERNEL: Final = "MKL_CBWR=AVX2 before the start"
 CUBLAS: Final = "CUBLAS_WORKSPACE_CONFIG=:4096:8 before the first handle"
 MACHINE: Final = (
-    "the same CPU, or the same ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR on all"
+    "the same CPU, or the same ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR on all, which "
+    "is COMPATIBLE where some CPUs are not Intel's"
 )
 
 
