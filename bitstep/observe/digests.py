@@ -36,6 +36,8 @@ PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 STRIDED: Final = torch.strided
 _K, _SEED = cpu.TABLES[1]
 _run_sum = cpu.run_sum
+# To call a NamedTuple is a call of Python, which takes longer than to hash a small tensor.
+_new = tuple.__new__
 # A plain number: an enum's operators cost more than a small tensor's digest.
 _SKIPPED = int(Flag.SKIPPED)
 
@@ -64,7 +66,7 @@ def digest_of(tensor: Tensor) -> Digest:
                     name += order
                 size, address = tensor.nbytes, tensor.data_ptr()
                 if address or not size:
-                    return Digest(_run_sum(address, size, 0, _K, _SEED), name, shape)
+                    return _new(Digest, (_run_sum(address, size, 0, _K, _SEED), name, shape, 0))
     except RuntimeError:  # A nested tensor has no shape, and one inside of vmap no storage.
         pass
     return _slow(tensor)
@@ -82,6 +84,14 @@ def is_bare(tensor: Tensor) -> bool:
 def is_dense(tensor: Tensor) -> bool:
     """Whether the bytes of a tensor lie in memory without a gap, in any order of dimensions."""
     return tensor.is_contiguous() or _dense(tensor.shape, tensor.stride())[1] is not None
+
+
+def name_and_shape(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+    """The dtype and the shape that the digest of a bare tensor has."""
+    shape, order = tuple(tensor.shape), None
+    if not tensor.is_contiguous():
+        shape, order = _dense(shape, tensor.stride())
+    return _NAMES[tensor.dtype] + (order or ""), shape
 
 
 is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor

@@ -14,14 +14,14 @@ No tensor is held.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from bitstep.fingerprint import cpu
-from bitstep.observe.digests import digest_of, is_bare, is_dense
+from bitstep.observe.digests import is_bare, is_dense, name_and_shape
 from bitstep.observe.layouts import Layouts
 
 FEWEST: Final = 4
@@ -60,7 +60,7 @@ class Laid(NamedTuple):
 
     def bases(self, tensors: Sequence[Tensor], addresses: Sequence[int]) -> Sequence[int]:
         """Where the storage of each begins."""
-        offsets = [int(tensor.storage_offset()) for tensor in tensors]
+        offsets: list[Any] = list(map(Tensor.storage_offset, tensors))
         if not any(offsets):
             return addresses
         each = zip(addresses, offsets, self.widths, strict=True)
@@ -79,10 +79,7 @@ class Laid(NamedTuple):
 
 
 def laid_out(tensors: Sequence[Tensor]) -> Laid | None:
-    """How these lie; None if one of them has to be looked at by itself each time.
-
-    They are digested here once more, for the names of their dtypes and the order of dimensions.
-    """
+    """How these lie; None if one of them has to be looked at by itself each time."""
     for tensor in tensors:
         if not isinstance(tensor, Tensor) or not is_bare(tensor) or tensor.is_inference():
             return None
@@ -92,6 +89,6 @@ def laid_out(tensors: Sequence[Tensor]) -> Laid | None:
     jobs = np.zeros((len(sizes), 4), np.int64)
     jobs[:, 0] = sizes
     large = tuple(at for at, size in enumerate(sizes) if size > SMALL)
-    _, dtypes, shapes, _ = zip(*map(digest_of, tensors), strict=True)
+    dtypes, shapes = zip(*map(name_and_shape, tensors), strict=True)
     widths = tuple(tensor.itemsize for tensor in tensors)
     return Laid(Layouts(tensors), jobs, sizes, widths, large, dtypes, shapes)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +45,7 @@ _COMPILED = int(Flag.COMPILED)
 _SILENT, _VIEW, _COPY, _NUMBER, _EMPTY = (
     Kind.SILENT, Kind.VIEW, Kind.COPY, Kind.SCALAR, Kind.EMPTY
 )  # fmt: skip
+_modes_below = torch._C._len_torch_dispatch_stack
 _DOES_NOT_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 
@@ -119,13 +121,13 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             or not (self.active or self.collectives)
             or self.regions.inside
             or self.pending.waiting
-            or not self._scope.is_ours()
+            or get_ident() != self._scope.thread
         ):
             return func(*args, **kwargs)
         if types and any(kind not in _PLAIN for kind in types):
             # What a DTensor is made of comes back here; a fake tensor computes nothing.
             return func(*args, **kwargs) if _is_fake(types) else self._subclass(func, args, kwargs)
-        if torch._C._len_torch_dispatch_stack() and _fake_mode() is not None:
+        if _modes_below() and _fake_mode() is not None:
             return func(*args, **kwargs)
         plan = plan_of(func)
         if plan.kind is _SILENT:
@@ -230,7 +232,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             shape = tuple(result.shape)
             self._columns.add(head, occurrence, "out.0", 0, "", shape, flags=_SKIPPED)
         else:
-            if plan.when is None or value_of(plan.when, args, kwargs):
+            if plan.writes and (plan.when is None or value_of(plan.when, args, kwargs)):
                 self.rows.arguments(head, occurrence, plan.writes, args, kwargs, True)
             if type(result) is Tensor:
                 if plan.news:

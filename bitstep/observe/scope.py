@@ -52,23 +52,26 @@ class Scope:
         self.is_checkpointed = False
         self.attribution = autograd.Attribution()
         self._columns = columns
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._base = "start"
         self._phases: list[str] = []
         self._pass: str | None = None
         self._modules: list[str] = []
         self._recomputed: list[str] = []
+        self._node: int | None = None
+        """The number of the node whose operation came last, if nothing has moved since: a node has
+        several operations."""
         self._tables: dict[Key, _Table] = {}
         self._used: list[_Entry] = []
-        self._table = self._table_of(self._key())
+        self._table = self._node_table = self._table_of(self._key())
 
     def is_ours(self) -> bool:
         """Whether the calling thread is the one that is recorded."""
-        return threading.get_ident() == self._thread
+        return threading.get_ident() == self.thread
 
     def adopt_thread(self) -> None:
         """Record the calling thread from now on."""
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     # -- what the hooks say ------------------------------------------------------------------
 
@@ -111,18 +114,17 @@ class Scope:
             yield
             return
         outside, self._recomputed = self._recomputed, [module]
+        self._moved()
         try:
             yield
         finally:
             self._recomputed = outside
+            self._moved()
 
     def enter(self, module: str) -> None:
         """A module's forward begins."""
-        if autograd.in_backward():
-            self._recomputed.append(module)
-        else:
-            self._modules.append(module)
-            self._moved()
+        (self._recomputed if autograd.in_backward() else self._modules).append(module)
+        self._moved()
         self.attribution.mark(module, self.microbatch)
 
     def leave(self) -> None:
@@ -130,18 +132,19 @@ class Scope:
         stack = self._recomputed if autograd.in_backward() else self._modules
         if stack:
             stack.pop()
-        if stack is self._modules:
-            self._moved()
+        self._moved()
         self.attribution.mark(stack[-1] if stack else "", self.microbatch)
 
     @contextmanager
     def original(self) -> Iterator[None]:
         """A backward inside of backward, of what was just recomputed, is no recomputation."""
         outside, self._recomputed = self._recomputed, []
+        self._moved()
         try:
             yield
         finally:
             self._recomputed = outside
+            self._moved()
 
     @property
     def depth(self) -> int:
@@ -160,6 +163,7 @@ class Scope:
     def backward_ended(self) -> None:
         """A recomputation that stopped early may have left its modules behind."""
         self._recomputed.clear()
+        self._moved()
 
     def new_step(self) -> None:
         """Occurrences count from 0 again, and no node of the last step is looked up."""
@@ -173,12 +177,18 @@ class Scope:
 
     def here(self) -> str:
         """The module that an operation would belong to now."""
-        return self.module if autograd.task() == -1 else self._backward_key()[3]
+        if autograd.in_backward():
+            return self._backward_key(autograd.node_number())[3]
+        return self.module
 
     def call(self, op: str) -> tuple[int, int]:
         """The head of the rows of one call of `op`, here and now, and its occurrence."""
-        table = self._table if autograd.task() == -1 else self._table_of(self._backward_key())
-        return self._count(table, op)
+        if autograd.task() == -1:
+            return self._count(self._table, op)
+        number = autograd.node_number()
+        if number != self._node:
+            self._node, self._node_table = number, self._table_of(self._backward_key(number))
+        return self._count(self._node_table, op)
 
     def collective(self, kind: str, members: str, op: str, microbatch: int = -1) -> tuple[int, int]:
         """Head and occurrence of a collective: it belongs to its members and not to a module."""
@@ -189,7 +199,7 @@ class Scope:
     def module_call(self, module: str) -> tuple[int, int]:
         """Head and occurrence of the rows of one call of a module."""
         if autograd.in_backward():
-            microbatch = self._backward_key()[2]
+            microbatch = self._backward_key(autograd.node_number())[2]
             key: Key = ("backward", RECOMPUTE, microbatch, module)
         else:
             key = (self.phase, self._pass or PRIMARY, self.microbatch, module)
@@ -225,10 +235,11 @@ class Scope:
 
     def _moved(self) -> None:
         self._table = self._table_of(self._key())
+        self._node = None
 
-    def _backward_key(self) -> Key:
+    def _backward_key(self, number: int) -> Key:
         phase = self._phases[-1] if self._phases else "backward"
-        owner = self.attribution.owner(autograd.node_number())
+        owner = self.attribution.owner(number)
         module, microbatch = owner or ("", self.microbatch)
         if self._recomputed:
             return phase, RECOMPUTE, microbatch, self._recomputed[-1]

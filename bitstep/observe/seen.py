@@ -30,6 +30,8 @@ from bitstep.observe.digests import (
 from bitstep.observe.lists import SMALL, Laid
 from bitstep.records import Flag
 
+# To call a NamedTuple is a call of Python, which takes longer than to hash a small tensor.
+_new = tuple.__new__
 # As plain numbers: an enum's operators cost more than a small tensor's digest.
 _CARRIED, _UNINITIALISED, _PARTLY = (
     int(Flag.CARRIED), int(Flag.UNINITIALISED), int(Flag.PARTLY)
@@ -110,7 +112,7 @@ class Seen:
             total, dtype, shape, flags = digest_of(tensor)
         if base in self._blank:
             flags |= self._blank[base]
-        return Access(total, dtype, shape, flags, version, writer)
+        return _new(Access, (total, dtype, shape, flags, version, writer))
 
     def _carried(
         self, tensor: Tensor, address: int, version: int, base: int, writer: int
@@ -126,7 +128,8 @@ class Seen:
             and last.stride == tensor.stride()
             and last.dtype is tensor.dtype
         ):
-            return last.digest._replace(flags=last.digest.flags | _CARRIED)
+            total, dtype, shape, flags = last.digest
+            return _new(Digest, (total, dtype, shape, flags | _CARRIED))
         digest = digest_of(tensor)
         self._keep(address, tensor, version, base, writer, digest)
         return digest
@@ -143,7 +146,7 @@ class Seen:
                 self._keep(address, tensor, version, base, seq, digest)
             if base in self._blank:
                 self._fill(base, tensor)
-        return Access(total, dtype, shape, flags, version, seq)
+        return _new(Access, (total, dtype, shape, flags, version, seq))
 
     def read_list(self, tensors: Sequence[Tensor], laid: Laid) -> Accesses | None:
         """`read` of each tensor of a list; None: it does not lie like that."""
@@ -156,7 +159,7 @@ class Seen:
         may_carry = self.sees_all and not self._rehash
         alone = [at for at in laid.large if writers[at] >= 0] if may_carry else ()
         sums, flags = laid.sums(addresses, alone), None
-        if alone or not self._blank.keys().isdisjoint(bases):
+        if alone or self._is_any_blank(bases):
             flags = [self._blank.get(base, 0) for base in bases]
             for at in alone:
                 sums[at], _, _, flags[at], _, _ = self.read(tensors[at])
@@ -169,7 +172,7 @@ class Seen:
         if addresses is None:
             return None
         bases = laid.bases(tensors, addresses)
-        if not self._blank.keys().isdisjoint(bases):
+        if self._is_any_blank(bases):
             return None
         versions = [tensor._version for tensor in tensors]
         sums = laid.sums(addresses)
@@ -208,12 +211,15 @@ class Seen:
             return False
         return self._blank.get(_base(tensor, tensor.data_ptr())) == _UNINITIALISED
 
+    def _is_any_blank(self, bases: Sequence[int]) -> bool:
+        return bool(self._blank) and not self._blank.keys().isdisjoint(bases)
+
     def _keep(
         self, address: int, tensor: Tensor, version: int, base: int, writer: int, digest: Digest
     ) -> None:
-        self._last[address] = _Last(
-            version, tuple(tensor.shape), tensor.stride(), tensor.dtype, base, writer, digest
-        )
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        last = (version, shape, stride, tensor.dtype, base, writer, digest)
+        self._last[address] = _new(_Last, last)
 
     def _fill(self, base: int, tensor: Tensor) -> None:
         if tensor.nbytes >= tensor.untyped_storage().nbytes():

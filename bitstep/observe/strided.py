@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bitstep.fingerprint import cpu
-from bitstep.fingerprint.definition import MASK
 
 _SHORTEST: Final = 32
 """Bytes of a run; a copy is faster than many that are shorter."""
@@ -38,7 +37,7 @@ def strided_sum(
     offsets, jobs = found
     sums = np.empty(len(jobs), np.uint64)
     cpu.box_sums(offsets + address, jobs, _NO_LOOPS, sums, _K, _SEED)
-    return int(sums.sum(dtype=np.uint64)) & MASK
+    return int(np.add.reduce(sums))
 
 
 @functools.lru_cache(1024)

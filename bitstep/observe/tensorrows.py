@@ -121,7 +121,7 @@ class TensorRows:
         row = self.write if written else self.read
         for at, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor):
-                row(head, occurrence, _slot(slot, at, self._names(slot, (tensor,))[0]), tensor)
+                row(head, occurrence, _slot(slot, at, self._name(slot, tensor)), tensor)
         if len(tensors) >= FEWEST and (known is not None or where not in self._lists):
             if len(self._lists) >= _MOST_LISTS:
                 self._lists.clear()
@@ -163,7 +163,10 @@ class TensorRows:
         known = self._hooks.names_of_addresses
         if not known or slot == _RESULTS:
             return [None] * len(tensors)
-        return [known.get(t.data_ptr()) if type(t) in PLAIN else None for t in tensors]
+        return list(map(known.get, map(Tensor.data_ptr, tensors)))
+
+    def _name(self, slot: str, tensor: Tensor) -> str | None:
+        return self._names(slot, (tensor,))[0] if type(tensor) in PLAIN else None
 
 
 def _slot(slot: str, at: int, name: str | None) -> str:
