@@ -69,8 +69,7 @@ class Modules:
             self._hooks.failed(error)
             path = self._scope.module
         self._scope.enter(path)
-        if self._hooks.needs_roots_only and self._scope.depth == 1 and not autograd.in_backward():
-            self._roots.enter(module, self._after)
+        self._rest(module)
         wanted = self._hooks.at_module and self._wants(path)
         call = self._scope.module_call(path) if wanted else None
         self._calls.append(call)
@@ -86,6 +85,14 @@ class Modules:
         if has_tensors(module):
             self._hooks.root_begins(module, args, _keyword_arguments())
         return path
+
+    def _rest(self, module: nn.Module) -> None:
+        """Of a module that runs in no other, and whose modules have no rows."""
+        if self._hooks.needs_roots_only and self._scope.depth == 1 and not autograd.in_backward():
+            try:
+                self._roots.enter(module, self._after)
+            except Exception as error:
+                self._hooks.failed(error)
 
     @uncompiled
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:

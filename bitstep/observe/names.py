@@ -104,7 +104,7 @@ class Names:
         holders: dict[int, list[nn.Module]] = {}
         for found in gc.get_objects():
             if issubclass(type(found), nn.Module) and unwrapped(found) is found:
-                for child in found.__dict__.get("_modules", {}).values():
+                for child in _table(found, "_modules").values():
                     holders.setdefault(id(child), []).append(found)
         seen = {id(module)}
         while around := [h for h in holders.get(id(module), ()) if id(h) not in seen]:
@@ -141,7 +141,7 @@ class Names:
     def are_whole(self) -> bool:
         """Whether every module of every root has its name, and every parameter that is stepped."""
         modules = [module for _, module in self._alive()]
-        held = [*chain.from_iterable(module.__dict__["_modules"].values() for module in modules)]
+        held = [*chain.from_iterable(_table(module, "_modules").values() for module in modules)]
         # Of its number: the place of one that is gone may have been given to another.
         seen = len(modules), [*map(id, held)]
         if seen != self._whole:
@@ -183,7 +183,7 @@ class Names:
 
     def _registered(self) -> set[int]:
         """Every parameter and buffer, also what is tied, by its address."""
-        tables = [module.__dict__.get(t, {}) for _, module in self._alive() for t in _TABLES[:2]]
+        tables = [_table(module, t) for _, module in self._alive() for t in _TABLES[:2]]
         return {id(tensor) for table in tables for tensor in table.values()}
 
     def _alive(self) -> list[tuple[str, nn.Module]]:
@@ -192,7 +192,7 @@ class Names:
 
     def _hanging(self, table: str) -> Hanging:
         alive = self._alive()
-        tables = [module.__dict__.get(table, {}) for _, module in alive]
+        tables = [_table(module, table) for _, module in alive]
         values = [*chain.from_iterable(held.values() for held in tables)]
         # Who holds what, under which key, and what is tied: not more than that makes the names.
         seen = (len(self._owners), [*map(len, tables)], [*chain(*tables)], [*map(id, values)])
@@ -236,6 +236,12 @@ def _kind(module: nn.Module) -> str:
     return kind
 
 
+def _table(module: nn.Module, name: str) -> dict[str, Any]:
+    """What a module holds under that name; a scripted one has a table of its own kind."""
+    found = module.__dict__.get(name, {})
+    return found if isinstance(found, dict) else dict(found.items())
+
+
 def has_tensors(module: nn.Module) -> bool:
     """Whether a module or one inside of it has a parameter or a buffer."""
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
@@ -270,7 +276,7 @@ def nested(name: str, value: Any, depth: int = 0) -> Iterator[Named]:
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside of DDP, of torch.compile and of Megatron's wrapper for 16 bits."""
     while True:
-        inner = module.__dict__.get("_modules", {})
+        inner = _table(module, "_modules")
         if type(module).__name__ in ("DistributedDataParallel", "DataParallel", "Float16Module"):
             module = inner["module"]
         elif type(module).__name__ == "OptimizedModule":

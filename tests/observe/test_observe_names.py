@@ -389,3 +389,26 @@ def test_after_an_evaluation_the_state_is_still_that_of_the_shards(tmp_path):
         for slot in ("param", "state.exp_avg"):
             assert [row.site.module for row in after if row.site.slot == slot] == names
             assert all(row.place is not None for row in after if row.site.slot == slot)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+@pytest.mark.parametrize("level", ["step", "op"])
+def test_what_hangs_on_a_scripted_module_has_its_name(tmp_path, level):
+    model = nn.Sequential(
+        torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU())), nn.Linear(4, 1)
+    )
+
+    def program(_):
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=3)
+
+    found = recorded(tmp_path / "run", program, level)
+    assert found.steps == [1, 2, 3]
+    assert found.gaps() == []
+    if level == "op":
+        names = [
+            "Sequential.0.0.weight",
+            "Sequential.0.0.bias",
+            "Sequential.1.weight",
+            "Sequential.1.bias",
+        ]
+        assert names_of(found, step=3, slot="param", occurrence=1) == names
