@@ -42,6 +42,10 @@ _new = tuple.__new__
 _SKIPPED = int(Flag.SKIPPED)
 
 
+Gaps = tuple[tuple[int, ...], tuple[int, ...]] | None
+"""Shape and strides of a tensor whose bytes lie in memory with gaps, or more than once."""
+
+
 class Digest(NamedTuple):
     """What a row says about one tensor."""
 
@@ -74,7 +78,12 @@ def digest_of(tensor: Tensor) -> Digest:
 
 def is_bare(tensor: Tensor) -> bool:
     """Whether a tensor is its bytes in host memory, and nothing else."""
-    if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.layout is not STRIDED:
+    return tensor.is_cpu and is_bits(tensor)
+
+
+def is_bits(tensor: Tensor) -> bool:
+    """Whether a tensor is its bytes in memory, on any device."""
+    if type(tensor) not in PLAIN or tensor.layout is not STRIDED or tensor.is_meta:
         return False
     if tensor.is_nested or is_wrapped(tensor) or tensor.is_conj() or tensor.is_neg():
         return False
@@ -87,11 +96,21 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def name_and_shape(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-    """The dtype and the shape that the digest of a bare tensor has."""
-    shape, order = tuple(tensor.shape), None
-    if not tensor.is_contiguous():
-        shape, order = _dense(shape, tensor.stride())
-    return _NAMES[tensor.dtype] + (order or ""), shape
+    """The dtype and the shape that the digest of a tensor has, which is its bytes in memory."""
+    name, shape, _ = lies(tensor)
+    return name, shape
+
+
+def lies(tensor: Tensor) -> tuple[str, tuple[int, ...], Gaps]:
+    """The same, and what the sum depends on beside the bytes in memory."""
+    shape: tuple[int, ...] = tuple(tensor.shape)
+    name = _NAMES[tensor.dtype]
+    if tensor.is_contiguous():
+        return name, shape, None
+    dense, order = _dense(shape, tensor.stride())
+    if order is None or not tensor.is_cpu:  # An accelerator reads in logical order.
+        return name, shape, (shape, tensor.stride())
+    return name + order, dense, None
 
 
 is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor

@@ -1,7 +1,8 @@
 """What was hashed last at an address, and who wrote a storage last: what an input may carry.
 
-1. An input above 8 kB that a recorded op wrote in this step, and nobody since, carries its digest;
-   hashing a smaller one again is cheaper than finding out.
+1. An input above 8 kB that a recorded op wrote in this step, and nobody since, carries its digest,
+   also where it is another view of those bytes: of the same sum, another shape. Hashing a smaller
+   one again is cheaper than finding out.
 2. Memory that nobody wrote yet is known as such, until an op writes it.
 3. Addresses are names only as long as nobody frees them: all is forgotten after each step.
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from bitstep.fingerprint.quantized import QuantizedPart
@@ -23,8 +23,11 @@ from bitstep.observe.digests import (
     PLAIN,
     STRIDED,
     Digest,
+    Gaps,
     digest_of,
     digest_of_part,
+    is_bits,
+    lies,
     quantized_parts,
 )
 from bitstep.observe.lists import SMALL, Laid
@@ -61,13 +64,14 @@ class Accesses(NamedTuple):
 
 
 class _Last(NamedTuple):
+    """The bytes that were hashed: those of any view that begins there and is as long."""
+
     version: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
+    nbytes: int
+    gaps: Gaps
     base: int
     writer: int
-    digest: Digest
+    sum: Any
 
 
 class Seen:
@@ -124,12 +128,12 @@ class Seen:
             # Memory that was freed and given out again: other storage, or written since.
             and last.base == base
             and last.writer == writer
-            and last.shape == tensor.shape
-            and last.stride == tensor.stride()
-            and last.dtype is tensor.dtype
+            and last.nbytes == tensor.nbytes
+            and is_bits(tensor)
         ):
-            total, dtype, shape, flags = last.digest
-            return _new(Digest, (total, dtype, shape, flags | _CARRIED))
+            dtype, shape, gaps = lies(tensor)
+            if gaps == last.gaps:
+                return _new(Digest, (last.sum, dtype, shape, _CARRIED))
         digest = digest_of(tensor)
         self._keep(address, tensor, version, base, writer, digest)
         return digest
@@ -217,9 +221,10 @@ class Seen:
     def _keep(
         self, address: int, tensor: Tensor, version: int, base: int, writer: int, digest: Digest
     ) -> None:
-        shape, stride = tuple(tensor.shape), tensor.stride()
-        last = (version, shape, stride, tensor.dtype, base, writer, digest)
-        self._last[address] = _new(_Last, last)
+        if not digest.flags and is_bits(tensor):
+            gaps = lies(tensor)[2]
+            last = (version, tensor.nbytes, gaps, base, writer, digest.sum)
+            self._last[address] = _new(_Last, last)
 
     def _fill(self, base: int, tensor: Tensor) -> None:
         if tensor.nbytes >= tensor.untyped_storage().nbytes():

@@ -16,6 +16,55 @@ def test_an_input_that_a_recorded_op_wrote_is_carried():
     assert seen.read(tensor).flags == Flag.CARRIED
 
 
+VIEWS = {
+    "another shape": lambda t: t.view(16, 256),
+    "another order": lambda t: t.view(64, 64).t(),
+    "other dimensions": lambda t: t.view(4, 16, 64).permute(2, 0, 1),
+    "another dtype": lambda t: t.view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_another_view_of_the_same_bytes_carries_their_sum_under_its_own_shape(view):
+    tensor = torch.arange(4096.0)
+    seen, fresh = Seen(rehash=False), Seen(rehash=True)
+    seen.wrote(tensor, seq=1)
+    carried, expected = seen.read(view(tensor)), fresh.read(view(tensor))
+    assert carried.flags == Flag.CARRIED
+    assert carried[:3] == expected[:3]
+
+
+OTHERS = {
+    "a part": lambda t: t[:3000],
+    "every second": lambda t: t[::2],
+    "more than once": lambda t: t.view(4096, 1).expand(4096, 2),
+    "with gaps": lambda t: t.view(64, 64)[:, :60],
+    "negative": lambda t: torch._neg_view(t),
+}
+
+
+@pytest.mark.parametrize("view", OTHERS.values(), ids=OTHERS)
+def test_a_view_of_other_bytes_or_in_another_order_is_hashed(view):
+    tensor = torch.arange(4096.0)
+    seen, fresh = Seen(rehash=False), Seen(rehash=True)
+    seen.wrote(tensor, seq=1)
+    found, expected = seen.read(view(tensor)), fresh.read(view(tensor))
+    assert found.flags == 0
+    assert found[:3] == expected[:3]
+
+
+def test_gaps_are_carried_only_for_the_same_gaps():
+    tensor = torch.arange(16384.0).view(64, 256)
+    seen = Seen(rehash=False)
+    seen.wrote(tensor, seq=1)
+    left = seen.read(tensor[:, :128])
+    other = seen.read(tensor.view(256, 64)[:, :32])  # As many bytes from the same address.
+    again = seen.read(tensor.view(256, 64)[:, :32])
+    assert (left.flags, other.flags, again.flags) == (0, 0, Flag.CARRIED)
+    assert other.sum != left.sum
+    assert again.sum == other.sum
+
+
 def test_another_write_to_the_storage_ends_that_even_where_no_version_moved():
     seen, tensor = Seen(rehash=False), torch.ones(4096)
     seen.wrote(tensor, seq=1)
