@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check docs wheel-test clean
+.PHONY: help demo test test-long check docs wheel-test compiled clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -20,6 +20,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
+# Recording is cheaper with it, and whole without it: where there is no compiler that is said.
+compiled: $(READY)
+	-$(BIN)/bitstep compile
+
 demo: $(READY)
 	rm -rf demo
 	$(BIN)/bitstep pretrain nano -o demo/run
@@ -27,10 +31,10 @@ demo: $(READY)
 	$(BIN)/bitstep prove nano --steps 12 --processes 1,2,4 -o demo/proof
 
 # A file at a time on each core: files share what is dear to set up, such as a launch.
-test: $(READY)
+test: compiled
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile
 
-test-long: $(READY)
+test-long: compiled
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m long
 
 check: $(READY)
@@ -47,4 +51,4 @@ wheel-test: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -rf .import_linter_cache *.egg-info
+	rm -rf .import_linter_cache *.egg-info bitstep/observe/native/built

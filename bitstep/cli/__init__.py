@@ -22,6 +22,7 @@ from bitstep.cli import (
     bench,
     check,
     checkpoint,
+    compile,
     data,
     diff,
     doctor,
@@ -77,6 +78,7 @@ for verb in (
     diff.diff,
     doctor.doctor,
     check.check,
+    compile.compile_,
     survey.survey,
 ):
     bitstep.add_command(verb)

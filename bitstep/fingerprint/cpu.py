@@ -16,12 +16,13 @@ holds pickled machine code: trust it as far as a .pyc file.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
 from bitstep.errors import FingerprintError
@@ -172,12 +173,15 @@ def _box_sums(addresses: Any, jobs: Any, loops: Any, sums: Any, k: int, seed: in
 
 
 def _compile(signature: str, function: Callable[..., Any]) -> Callable[..., int]:
-    try:
-        compiled = njit(signature, nogil=True, cache=True)(function)
-    except Exception:  # No cache folder can be written, or what is in it cannot be unpickled.
-        compiled = njit(signature, nogil=True)(function)
-    result: Callable[..., int] = compiled
+    result: Callable[..., int] = _cached(functools.partial(njit, signature, nogil=True), function)
     return result
+
+
+def _cached(compiler: Any, function: Callable[..., Any]) -> Any:
+    try:
+        return compiler(cache=True)(function)
+    except Exception:  # No cache folder can be written, or what is in it cannot be unpickled.
+        return compiler()(function)
 
 
 run_sum = _compile("uint64(int64, int64, int64, int64, int64)", _run_sum)
@@ -192,6 +196,14 @@ box_sums: Callable[..., None] = _compile(  # type: ignore[assignment]
 )
 """(addresses, jobs, loops, sums, k, seed): many of both, in one call from Python. A job is
 (nbytes, start, first, end): its loops are `loops[first:end]`; without any it is one run."""
+
+
+@functools.cache
+def address_of_run_sum() -> int:
+    """Where compiled code may call `run_sum`, with or without the GIL."""
+    signature = "uint64(int64, int64, int64, int64, int64)"
+    return int(_cached(functools.partial(cfunc, signature), _run_sum).address)
+
 
 TABLES = {table: (definition.k_table(table).ctypes.data, 2 * table + 1) for table in (1, 2)}
 """Table -> the address of K and the seed of A."""

@@ -28,10 +28,10 @@ from bitstep.fingerprint import cpu, fallback, fingerprint
 from bitstep.fingerprint.definition import SIZES
 from bitstep.fingerprint.places import whole
 from bitstep.fingerprint.quantized import QuantizedPart, parts_of
-from bitstep.observe.strided import strided_sum
+from bitstep.observe.strided import runs_in_memory, strided_sum
 from bitstep.records import Flag
 
-_NAMES: Final = {getattr(torch, name): name for name in SIZES if hasattr(torch, name)}
+DTYPES: Final = {getattr(torch, name): name for name in SIZES if hasattr(torch, name)}
 PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 STRIDED: Final = torch.strided
 _K, _SEED = cpu.TABLES[1]
@@ -60,7 +60,7 @@ def digest_of(tensor: Tensor) -> Digest:
     """The digest of a tensor. Never raises for what has no bits: SKIPPED, with the reason."""
     try:
         if type(tensor) in PLAIN and tensor.is_cpu and tensor.layout is STRIDED:
-            name = _NAMES.get(tensor.dtype)
+            name = DTYPES.get(tensor.dtype)
             if name is not None and not tensor.is_neg() and not tensor.is_conj():
                 shape: tuple[int, ...] = tensor.shape
                 if not tensor.is_contiguous():
@@ -87,7 +87,7 @@ def is_bits(tensor: Tensor) -> bool:
         return False
     if tensor.is_nested or is_wrapped(tensor) or tensor.is_conj() or tensor.is_neg():
         return False
-    return tensor.dtype in _NAMES
+    return tensor.dtype in DTYPES
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -104,13 +104,23 @@ def name_and_shape(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
 def lies(tensor: Tensor) -> tuple[str, tuple[int, ...], Gaps]:
     """The same, and what the sum depends on beside the bytes in memory."""
     shape: tuple[int, ...] = tuple(tensor.shape)
-    name = _NAMES[tensor.dtype]
+    name = DTYPES[tensor.dtype]
     if tensor.is_contiguous():
         return name, shape, None
     dense, order = _dense(shape, tensor.stride())
     if order is None or not tensor.is_cpu:  # An accelerator reads in logical order.
         return name, shape, (shape, tensor.stride())
     return name + order, dense, None
+
+
+def runs_of(tensor: Tensor) -> tuple[str, tuple[int, ...], Gaps, list[int], int]:
+    """What `lies` says; where each run of bytes begins in memory, in logical order, and how long
+    all of them are. Length 0: they are too short or too many."""
+    name, shape, gaps = lies(tensor)
+    if gaps is None:
+        return name, shape, gaps, [0], tensor.nbytes
+    offsets, run = runs_in_memory(*gaps, tensor.itemsize)
+    return name, shape, gaps, offsets, run
 
 
 is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
@@ -162,7 +172,7 @@ def _slow(tensor: Tensor) -> Digest:
             shape = () if tensor.is_nested else tuple(tensor.shape)
             if _is_on_accelerator(tensor):
                 total = fallback.box_sum(_words(tensor), whole(tensor.shape), 0, 1)
-                return Digest(total, _NAMES[tensor.dtype], shape)
+                return Digest(total, DTYPES[tensor.dtype], shape)
             found = fingerprint(tensor)
         except (FingerprintError, RuntimeError) as error:
             # torch's RuntimeError says that there are no bits: a freed storage, a layout without a
@@ -197,7 +207,7 @@ def _sum_of_text(text: str, shape: tuple[int, ...]) -> int:
 
 def _is_on_accelerator(tensor: Tensor) -> bool:
     in_memory = not (tensor.is_cpu or tensor.is_meta) and tensor.layout is STRIDED
-    return in_memory and type(tensor) in PLAIN and tensor.dtype in _NAMES
+    return in_memory and type(tensor) in PLAIN and tensor.dtype in DTYPES
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -153,6 +153,8 @@ class Journal:
 
 def resolve(digests: list[Any]) -> None:
     """Read what is still on an accelerator: one transfer, at the end of a step."""
+    if {*map(type, digests)} == {int}:  # A tenth of the time of asking each.
+        return
     waiting = [at for at, digest in enumerate(digests) if isinstance(digest, torch.Tensor)]
     if waiting:
         with _disable_current_modes(), torch.no_grad():

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitstep.fingerprint.quantized import is_quantized
+from bitstep.observe import native
 from bitstep.observe.collectives import Collective, describe, members_text, results_of
 from bitstep.observe.compiled import Region, Regions, Slots
 from bitstep.observe.dynamo import problem, uncompiled
@@ -99,6 +100,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """An op on a quantized tensor that was recorded: its class is asked next."""
         self._inside = 0
         """How many ops on quantized tensors are running."""
+        native.attach(self, columns, scope, seen, hooks, only is not None)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -181,7 +183,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             result = func(*args, **kwargs)
         except BaseException:
-            self._columns.add(*call, "raised", 0, "", (), flags=_RAISED)
+            self._raised(*call)
             raise
         try:
             if before is not None:
@@ -294,11 +296,14 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if call is None:
             return
         if outputs is None:
-            self._columns.add(*call, "raised", 0, "", (), flags=_RAISED)
+            self._raised(*call)
         for at, tensor in mutated:
             self.rows.write(*call, f"mutated.{at}", tensor, _COMPILED)
         for at, tensor in outputs or ():
             self.rows.write(*call, f"out.{at}", tensor, _COMPILED)
+
+    def _raised(self, head: int, occurrence: int) -> None:
+        self._columns.add(head, occurrence, "raised", 0, "", (), flags=_RAISED)
 
     def _scalar(self, head: int, occurrence: int, value: Any) -> None:
         dtype = "float64" if isinstance(value, float) else "int64"

@@ -96,15 +96,15 @@ _SILENT_NAMES: Final = frozenset(("is_pinned", "_has_compatible_shallow_copy_typ
 _SILENT_SPACES: Final = frozenset(("profiler", "prim", "prims", "debugprims", "inductor"))
 COLLECTIVE_SPACES: Final = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 
-_plans: dict[int, tuple[Any, Plan]] = {}
+plans: dict[int, tuple[Any, Plan]] = {}
 
 
 def plan_of(func: Any) -> Plan:
     """The plan of a torch.ops overload; the same object every time."""
     # By id, which is its own as long as it is kept here: to hash an overload is a call of Python.
-    known = _plans.get(id(func))
+    known = plans.get(id(func))
     if known is None:
-        known = _plans[id(func)] = (func, _make(func))
+        known = plans[id(func)] = (func, _make(func))
     return known[1]
 
 
@@ -186,7 +186,7 @@ def value_of(argument: Argument, args: Sequence[Any], kwargs: Mapping[str, Any])
     return kwargs.get(argument.name)
 
 
-_texts: dict[str, int] = {}
+texts: dict[str, int] = {}
 
 
 def digest_of_others(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
@@ -196,7 +196,7 @@ def digest_of_others(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any])
     for at, name, _, _ in plan.others:
         value = args[at] if -1 < at < given else kwargs.get(name)
         if value is not None:
-            passed.append((name, value if type(value) in _BY_TEXT else _plain(value)))
+            passed.append((name, value if type(value) in BY_TEXT else plain(value)))
     for at, name, _, _ in plan.reads:
         # A number may stand where a tensor could.
         value = args[at] if -1 < at < given else kwargs.get(name)
@@ -207,17 +207,17 @@ def digest_of_others(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def digest_of_text(text: str) -> int:
     """64 bits of a text; remembered, because steps repeat."""
-    digest = _texts.get(text)
+    digest = texts.get(text)
     if digest is None:
-        if len(_texts) > 100_000:
-            _texts.clear()
+        if len(texts) > 100_000:
+            texts.clear()
         raw = hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest()
-        digest = _texts[text] = int.from_bytes(raw, "little")
+        digest = texts[text] = int.from_bytes(raw, "little")
     return digest
 
 
 _NUMBERS: Final = frozenset((bool, int, float, complex))
-_BY_TEXT: Final = frozenset(
+BY_TEXT: Final = frozenset(
     (bool, int, float, complex, str, torch.dtype, torch.memory_format, torch.layout)
 )
 
@@ -225,12 +225,12 @@ _BY_TEXT: Final = frozenset(
 _NUMBER_LIKE: Final = (bool, int, float, complex, str)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value whose repr is the same in another process: no address, no device number."""
-    if type(value) in _BY_TEXT or isinstance(value, _NUMBER_LIKE):
+    if type(value) in BY_TEXT or isinstance(value, _NUMBER_LIKE):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, torch.device):
         return value.type
     return type(value).__name__

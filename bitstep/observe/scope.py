@@ -58,12 +58,12 @@ class Scope:
         self._pass: str | None = None
         self._modules: list[str] = []
         self._recomputed: list[str] = []
-        self._node: int | None = None
+        self.node: int | None = None
         """The number of the node whose operation came last, if nothing has moved since: a node has
         several operations."""
         self._tables: dict[Key, _Table] = {}
-        self._used: list[_Entry] = []
-        self._table = self._node_table = self._table_of(self._key())
+        self.used: list[_Entry] = []
+        self.table = self.node_table = self._table_of(self._key())
 
     def is_ours(self) -> bool:
         """Whether the calling thread is the one that is recorded."""
@@ -167,9 +167,9 @@ class Scope:
 
     def new_step(self) -> None:
         """Occurrences count from 0 again, and no node of the last step is looked up."""
-        for entry in self._used:
+        for entry in self.used:
             entry.count = 0
-        self._used.clear()
+        self.used.clear()
         self.attribution.clear()
         self.set_microbatch(-1)
 
@@ -184,11 +184,11 @@ class Scope:
     def call(self, op: str) -> tuple[int, int]:
         """The head of the rows of one call of `op`, here and now, and its occurrence."""
         if autograd.task() == -1:
-            return self._count(self._table, op)
+            return self._count(self.table, op)
         number = autograd.node_number()
-        if number != self._node:
-            self._node, self._node_table = number, self._table_of(self._backward_key(number))
-        return self._count(self._node_table, op)
+        if number != self.node:
+            self.node, self.node_table = number, self._table_of(self._backward_key(number))
+        return self._count(self.node_table, op)
 
     def collective(self, kind: str, members: str, op: str, microbatch: int = -1) -> tuple[int, int]:
         """Head and occurrence of a collective: it belongs to its members and not to a module."""
@@ -216,7 +216,7 @@ class Scope:
             entry = table[op] = _Entry(head)
         occurrence = entry.count
         if occurrence == 0:
-            self._used.append(entry)
+            self.used.append(entry)
         entry.count = occurrence + 1
         return entry.head, occurrence
 
@@ -234,8 +234,8 @@ class Scope:
         return self.phase, self._pass or PRIMARY, self.microbatch, self.module
 
     def _moved(self) -> None:
-        self._table = self._table_of(self._key())
-        self._node = None
+        self.table = self._table_of(self._key())
+        self.node = None
 
     def _backward_key(self, number: int) -> Key:
         phase = self._phases[-1] if self._phases else "backward"

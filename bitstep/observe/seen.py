@@ -63,15 +63,9 @@ class Accesses(NamedTuple):
     """None where there are none."""
 
 
-class _Last(NamedTuple):
-    """The bytes that were hashed: those of any view that begins there and is as long."""
-
-    version: int
-    nbytes: int
-    gaps: Gaps
-    base: int
-    writer: int
-    sum: Any
+_Last = tuple[int, int, Gaps, int, int, Any]
+"""Version, bytes, gaps, base, writer and sum of what was hashed: the bytes of any view that begins
+there and is as long. A plain tuple, which `native` takes apart."""
 
 
 class Seen:
@@ -79,19 +73,19 @@ class Seen:
     an address is a name only as long as nobody frees it."""
 
     def __init__(self, rehash: bool) -> None:
-        self._rehash = rehash
+        self.rehash = rehash
         self.sees_all = True
         """Every operation is recorded. Where some are not, memory is freed and written again
         unseen, and nothing may be carried."""
-        self._last: dict[int, _Last] = {}
-        self._writers: dict[int, int] = {}
-        self._blank: dict[int, int] = {}
+        self.last: dict[int, _Last] = {}
+        self.writers: dict[int, int] = {}
+        self.blank: dict[int, int] = {}
 
     def clear(self) -> None:
         """Forget every address."""
-        self._last.clear()
-        self._writers.clear()
-        self._blank.clear()
+        self.last.clear()
+        self.writers.clear()
+        self.blank.clear()
 
     def read(self, tensor: Tensor) -> Access:
         """The digest of an input, carried if it may be."""
@@ -106,34 +100,28 @@ class Seen:
         except RuntimeError:  # An inference tensor.
             version = -1
         base = _base(tensor, address)
-        writer = self._writers.get(base, -1)
+        writer = self.writers.get(base, -1)
         # Without a recorded writer the memory may be another's by now, filled unseen. Parameters
         # are read twice a step, and hashed twice.
-        may_carry = self.sees_all and not self._rehash and writer >= 0
+        may_carry = self.sees_all and not self.rehash and writer >= 0
         if may_carry and tensor.nbytes > SMALL and not _is_foreign(tensor):
             total, dtype, shape, flags = self._carried(tensor, address, version, base, writer)
         else:
             total, dtype, shape, flags = digest_of(tensor)
-        if base in self._blank:
-            flags |= self._blank[base]
+        if base in self.blank:
+            flags |= self.blank[base]
         return _new(Access, (total, dtype, shape, flags, version, writer))
 
     def _carried(
         self, tensor: Tensor, address: int, version: int, base: int, writer: int
     ) -> Digest:
-        last = self._last.get(address)
-        if (
-            last is not None
-            and last.version == version >= 0
-            # Memory that was freed and given out again: other storage, or written since.
-            and last.base == base
-            and last.writer == writer
-            and last.nbytes == tensor.nbytes
-            and is_bits(tensor)
-        ):
+        # Memory that was freed and given out again: other storage, or written since.
+        known = version, tensor.nbytes, base, writer
+        last = self.last.get(address)
+        if last is not None and version >= 0 and last[:2] + last[3:5] == known and is_bits(tensor):
             dtype, shape, gaps = lies(tensor)
-            if gaps == last.gaps:
-                return _new(Digest, (last.sum, dtype, shape, _CARRIED))
+            if gaps == last[2]:
+                return _new(Digest, (last[5], dtype, shape, _CARRIED))
         digest = digest_of(tensor)
         self._keep(address, tensor, version, base, writer, digest)
         return digest
@@ -145,10 +133,10 @@ class Seen:
         if type(tensor) in PLAIN and tensor.layout is STRIDED:
             address = tensor.data_ptr()
             base = _base(tensor, address)
-            self._writers[base] = seq
+            self.writers[base] = seq
             if tensor.nbytes > SMALL:
                 self._keep(address, tensor, version, base, seq, digest)
-            if base in self._blank:
+            if base in self.blank:
                 self._fill(base, tensor)
         return _new(Access, (total, dtype, shape, flags, version, seq))
 
@@ -158,13 +146,13 @@ class Seen:
         if addresses is None:
             return None
         bases = laid.bases(tensors, addresses)
-        writers = [self._writers.get(base, -1) for base in bases]
+        writers = [self.writers.get(base, -1) for base in bases]
         versions = [tensor._version for tensor in tensors]
-        may_carry = self.sees_all and not self._rehash
+        may_carry = self.sees_all and not self.rehash
         alone = [at for at in laid.large if writers[at] >= 0] if may_carry else ()
         sums, flags = laid.sums(addresses, alone), None
         if alone or self._is_any_blank(bases):
-            flags = [self._blank.get(base, 0) for base in bases]
+            flags = [self.blank.get(base, 0) for base in bases]
             for at in alone:
                 sums[at], _, _, flags[at], _, _ = self.read(tensors[at])
         return Accesses(sums, versions, writers, flags)
@@ -181,7 +169,7 @@ class Seen:
         versions = [tensor._version for tensor in tensors]
         sums = laid.sums(addresses)
         writers = range(seq, seq + len(bases))
-        self._writers.update(zip(bases, writers, strict=True))
+        self.writers.update(zip(bases, writers, strict=True))
         for at in laid.large:
             tensor = tensors[at]
             digest = Digest(sums[at], laid.dtypes[at], laid.shapes[at])
@@ -205,32 +193,31 @@ class Seen:
     def made_blank(self, tensor: Tensor) -> None:
         """An op gave back memory that nobody wrote."""
         if type(tensor) in PLAIN and (address := tensor.data_ptr()):
-            self._last.pop(address, None)
-            self._writers.pop(address, None)
-            self._blank[address] = _UNINITIALISED
+            self.last.pop(address, None)
+            self.writers.pop(address, None)
+            self.blank[address] = _UNINITIALISED
 
     def is_blank(self, tensor: Tensor) -> bool:
         """Whether nobody wrote the memory of a tensor."""
-        if not self._blank or type(tensor) not in PLAIN or tensor.layout is not STRIDED:
+        if not self.blank or type(tensor) not in PLAIN or tensor.layout is not STRIDED:
             return False
-        return self._blank.get(_base(tensor, tensor.data_ptr())) == _UNINITIALISED
+        return self.blank.get(_base(tensor, tensor.data_ptr())) == _UNINITIALISED
 
     def _is_any_blank(self, bases: Sequence[int]) -> bool:
-        return bool(self._blank) and not self._blank.keys().isdisjoint(bases)
+        return bool(self.blank) and not self.blank.keys().isdisjoint(bases)
 
     def _keep(
         self, address: int, tensor: Tensor, version: int, base: int, writer: int, digest: Digest
     ) -> None:
         if not digest.flags and is_bits(tensor):
             gaps = lies(tensor)[2]
-            last = (version, tensor.nbytes, gaps, base, writer, digest.sum)
-            self._last[address] = _new(_Last, last)
+            self.last[address] = version, tensor.nbytes, gaps, base, writer, digest.sum
 
     def _fill(self, base: int, tensor: Tensor) -> None:
         if tensor.nbytes >= tensor.untyped_storage().nbytes():
-            del self._blank[base]
+            del self.blank[base]
         else:
-            self._blank[base] = _PARTLY
+            self.blank[base] = _PARTLY
 
 
 def _missing(part: QuantizedPart) -> Access:

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from bitstep.observe import snapshot
-from bitstep.observe.digests import is_wrapped
+from bitstep.observe.digests import PLAIN, STRIDED, is_wrapped
 from bitstep.observe.reading import Reader, Reading, Whole
 from bitstep.observe.scope import Scope
 from bitstep.observe.snapshot import Item, Source
@@ -88,15 +89,11 @@ class StateRows:
         found = {}
         items = chain(source.parameters(), source.gradients(), source.moments())
         for name, slot, tensor, _, _ in snapshot.listed(items):
-            inner = getattr(tensor, "_local_tensor", tensor)
-            if (
-                inner.layout is torch.strided
-                and not is_wrapped(inner)
-                and inner.numel()
-                and inner.data_ptr()
-            ):
-                short = slot.removeprefix("state.")
-                found[inner.data_ptr()] = unicode(name if short == "param" else f"{name}:{short}")
+            inner = tensor if type(tensor) in PLAIN else getattr(tensor, "_local_tensor", tensor)
+            if inner.layout is not STRIDED or is_wrapped(inner):
+                continue
+            if address := inner.data_ptr():  # 0 where there are no elements.
+                found[address] = _element(name, slot)
         return found
 
     def add(self, phase: str, module: str, slot: str, found: Fingerprint) -> None:
@@ -131,6 +128,13 @@ class StateRows:
 
         cells = reading.table.cells((phase, op, microbatch), occurrence, head)
         self._columns.extend(cells, reading.sums.tolist())
+
+
+@functools.lru_cache(1 << 16)
+def _element(name: str, slot: str) -> str:
+    """What an element of a list is called: "Net.0.weight", "Net.0.weight:exp_avg"."""
+    short = slot.removeprefix("state.")
+    return unicode(name if short == "param" else f"{name}:{short}")
 
 
 def _numbers(group: dict[str, Any]) -> Iterator[tuple[str, float | int]]:

@@ -40,6 +40,15 @@ def strided_sum(
     return int(np.add.reduce(sums))
 
 
+def runs_in_memory(
+    shape: tuple[int, ...], stride: tuple[int, ...], width: int
+) -> tuple[list[int], int]:
+    """Where each run begins in memory, in logical order, and how many bytes it has; 0 bytes where
+    they are too short or too many."""
+    found = _runs(shape, stride, width)
+    return ([], 0) if found is None else (found[0].tolist(), int(found[1][0, 0]))
+
+
 @functools.lru_cache(1024)
 def _runs(
     shape: tuple[int, ...], stride: tuple[int, ...], width: int

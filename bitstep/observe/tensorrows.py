@@ -121,7 +121,7 @@ class TensorRows:
         row = self.write if written else self.read
         for at, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor):
-                row(head, occurrence, _slot(slot, at, self._name(slot, tensor)), tensor)
+                row(head, occurrence, slot_of(slot, at, self._name(slot, tensor)), tensor)
         if len(tensors) >= FEWEST and (known is not None or where not in self._lists):
             if len(self._lists) >= _MOST_LISTS:
                 self._lists.clear()
@@ -154,7 +154,7 @@ class TensorRows:
         cells: list[Any] = []
         each = zip(names, laid.dtypes, laid.shapes, strict=True)
         for at, (name, dtype, shape) in enumerate(each):
-            element = _slot(slot, at, name)
+            element = slot_of(slot, at, name)
             cells += (head, occurrence, element, dtype, shape, None, -1, -1, 0, "bits")
         return _List(laid, names, cells)
 
@@ -169,7 +169,7 @@ class TensorRows:
         return self._names(slot, (tensor,))[0] if type(tensor) in PLAIN else None
 
 
-def _slot(slot: str, at: int, name: str | None) -> str:
+def slot_of(slot: str, at: int, name: str | None) -> str:
     """The slot of an element of a list: by name where it is known, never by position then."""
     if slot == _RESULTS:
         return f"{slot}.{at}"

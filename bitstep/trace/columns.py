@@ -41,8 +41,8 @@ class Columns:
     def __init__(self) -> None:
         self.digests: list[int] = []
         """Of the running step, by row. An entry may be replaced until the step is written."""
-        self._cells: list[Any] = []
-        self._first = 0
+        self.cells: list[Any] = []
+        self.first = 0
         self._numbers: dict[Head, int] = {}
         self._heads: list[Head] = []
         self._words: Words | None = None
@@ -56,7 +56,7 @@ class Columns:
     @property
     def next_seq(self) -> int:
         """The `seq` of the row that is added next."""
-        return self._first + len(self.digests)
+        return self.first + len(self.digests)
 
     def set_rank(self, rank: int) -> None:
         """All rows so far are of `rank`: a process learns late which one it is."""
@@ -90,26 +90,26 @@ class Columns:
     ) -> int:
         """Keep one row, unchecked; gives back its `seq`. The row is checked when it is written."""
         # One flat list of cells: a tuple per row would also cost the garbage collector its walk.
-        self._cells.extend(
+        self.cells.extend(
             (head, occurrence, slot, dtype, shape, place, version, writer, flags, part)
         )
         digests = self.digests
         digests.append(digest)
-        return self._first + len(digests) - 1
+        return self.first + len(digests) - 1
 
     def extend(self, cells: Sequence[Any], digests: Sequence[int]) -> None:
         """Keep rows whose cells were laid out before: what `add` takes but for the digest, in its
         order, row by row."""
         if len(cells) != len(_ROW_FIELDS) * len(digests):
             raise TraceError(f"{len(cells)} cells for {len(digests)} digests")
-        self._cells.extend(cells)
+        self.cells.extend(cells)
         self.digests.extend(digests)
 
     def clear(self) -> None:
         """Forget the rows of the step; `seq` goes on after them."""
-        self._first += len(self.digests)
+        self.first += len(self.digests)
         self.digests.clear()
-        self._cells.clear()
+        self.cells.clear()
 
     def encode(self, step: int, words: Words) -> Any:
         """One record batch of the rows, still to be checked by `check_batch`, but for its columns
@@ -120,12 +120,12 @@ class Columns:
             self._before.clear()
         try:
             made = {
-                "seq": pa.array(np.arange(self._first, self._first + rows, dtype=np.int64)),
+                "seq": pa.array(np.arange(self.first, self.first + rows, dtype=np.int64)),
                 "step": pa.array(np.full(rows, step, np.int64)),
                 "digest": pa.array(self.digests, _TYPES["digest"]),
             }
             kept: dict[str, Any] = {}
-            cells = {name: self._cells[at::width] for at, name in enumerate(_ROW_FIELDS)}
+            cells = {name: self.cells[at::width] for at, name in enumerate(_ROW_FIELDS)}
             # Of a place also what it is a place in.
             cells["place"] = [cells["place"], cells["shape"]]
             for name, column in cells.items():

@@ -31,6 +31,7 @@ def test_the_verbs_are_these():
         "bitstep check",
         "bitstep checkpoint show",
         "bitstep checkpoint verify",
+        "bitstep compile",
         "bitstep data build",
         "bitstep diff",
         "bitstep doctor",
