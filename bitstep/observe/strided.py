@@ -21,6 +21,8 @@ from bitstep.fingerprint import cpu
 _SHORTEST: Final = 32
 """Bytes of a run; a copy is faster than many that are shorter."""
 _MOST: Final = 1 << 16
+_MOST_LISTED: Final = 4096
+"""Runs that are worth a list for a layout; compiled code keeps them."""
 _NO_LOOPS: Final = np.empty((0, 2), np.int64)
 _K, _SEED = cpu.TABLES[1]
 Numbers = npt.NDArray[np.int64]
@@ -46,7 +48,9 @@ def runs_in_memory(
     """Where each run begins in memory, in logical order, and how many bytes it has; 0 bytes where
     they are too short or too many."""
     found = _runs(shape, stride, width)
-    return ([], 0) if found is None else (found[0].tolist(), int(found[1][0, 0]))
+    if found is None or len(found[0]) > _MOST_LISTED:
+        return [], 0
+    return found[0].tolist(), int(found[1][0, 0])
 
 
 @functools.lru_cache(1024)

@@ -23,7 +23,6 @@ def compiled():
     if shutil.which("c++") is None or shutil.which("ninja") is None:
         pytest.skip("there is no compiler here")
     compile_operations()
-    assert native.load() is not None
 
 
 def loop(step, parameters=None):
@@ -203,10 +202,23 @@ def raised():
     return torch.ones(()).sum()
 
 
+def without_a_version():
+    with torch.inference_mode():
+        x = torch.ones(3000)
+    x.data = torch.zeros(3000)
+    return (x + 1).sum()
+
+
+def many_runs():
+    x = torch.arange(2.0**19).view(8192, 64)
+    return x[:, :32].sum() + x[:4096, :32].sum()
+
+
 STEPS = [
     views, large_and_carried, in_place_and_out, memory_that_nobody_wrote, dtypes,
     no_elements_and_no_dimensions, several_results, numbers, drawn, indices, normalized, convolved,
     attended, transformed, of_other_kinds, foreign, recomputed, twice, cast, raised,
+    without_a_version, many_runs,
 ]  # fmt: skip
 
 
@@ -342,6 +354,9 @@ def test_another_source_is_another_file(tmp_path, monkeypatch):
     assert native.built().name != before.name
 
 
+BUILT = native.built()
+
+
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """Where nothing has been built yet."""
@@ -353,30 +368,60 @@ def elsewhere(tmp_path, monkeypatch):
     native.load.cache_clear()
 
 
-def test_what_was_not_built_or_cannot_be_loaded_is_done_without(tmp_path, elsewhere):
-    assert native.load() is None
-    native.built().parent.mkdir()
+def damage():
+    native.built().parent.mkdir(exist_ok=True)
     native.built().write_bytes(b"\x7fELF no library")
     native.load.cache_clear()
+
+
+def test_what_was_not_built_or_cannot_be_loaded_is_done_without(tmp_path, elsewhere):
+    assert native.load() is None
+    damage()
     assert native.load() is None
     assert rows_of(tmp_path / "run", loop(views))
 
 
+def test_a_damaged_file_is_built_again(elsewhere, monkeypatch):
+    damage()
+    made = elsewhere / "made.so"
+    made.write_bytes(BUILT.read_bytes())
+    monkeypatch.setattr("bitstep.launch.native._compile", lambda folder: made)
+    assert compile_operations() == native.built()
+    assert native.load() is not None
+
+
+def test_what_is_compiled_and_cannot_be_loaded_is_said(elsewhere, monkeypatch):
+    made = elsewhere / "made.so"
+    made.write_bytes(b"no library")
+    monkeypatch.setattr("bitstep.launch.native._compile", lambda folder: made)
+    with pytest.raises(RunError, match="was compiled and cannot be loaded: record without it"):
+        compile_operations()
+
+
 def test_what_does_not_compile_is_said_in_one_line(elsewhere):
     (elsewhere / "operations.cpp").write_text("int main( {\n")
-    with pytest.raises(RunError, match=r"^cannot compile: [^\n]*error: [^\n]*$"):
+    with pytest.raises(RunError, match=r"^cannot compile: [^\n]* error: [^\n]*$"):
         compile_operations()
+    assert native.load() is None
     assert not native.built().exists()
 
 
 def test_without_a_compiler_that_is_said(elsewhere, monkeypatch):
     monkeypatch.setenv("PATH", str(elsewhere))
-    with pytest.raises(RunError, match=r"^cannot compile: [^\n]*ninja[^\n]*$"):
+    with pytest.raises(RunError, match=r"^cannot compile: [^\n]*(inja|c\+\+)[^\n]*$"):
         compile_operations()
 
 
-def test_a_place_that_cannot_be_written_is_said(elsewhere, monkeypatch):
+def test_a_place_that_cannot_be_written_is_said(elsewhere):
     (elsewhere / "built").write_text("a file")
-    monkeypatch.setattr("bitstep.launch.native._compile", lambda folder: None)
     with pytest.raises(RunError, match=r"cannot write .*: compile as who installed bitstep"):
         compile_operations()
+
+
+def test_an_interrupt_while_python_is_asked_ends_the_program(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(native, "runs_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recorded(tmp_path / "run", loop(views))

@@ -18,7 +18,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import platform
-import sys
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,7 +50,8 @@ def sources() -> list[Path]:
 def built() -> Path:
     """Where the module lies once it is built: another torch, Python or source has another name."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (torch.__version__, str(sys.implementation.cache_tag), platform.machine()):
+    abi = str(sysconfig.get_config_var("SOABI"))
+    for part in (torch.__version__, abi, platform.machine()):
         digest.update(f"{part}\n".encode())
     for path in sources():
         digest.update(path.read_bytes())
@@ -60,16 +61,18 @@ def built() -> Path:
 @functools.cache
 def load() -> Any:
     """The compiled module, or None where it has not been built or cannot be loaded."""
-    path = built()
-    if not path.is_file():
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):  # It takes the GIL for granted.
         return None
-    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
-    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
     try:
+        path = built()
+        if not path.is_file():
+            return None
+        loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
+        spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
-    except (ImportError, OSError):  # For a libtorch that is no longer there: Python does it.
+    except Exception:  # A damaged file, another libtorch: Python does it all.
         return None
     return module
 

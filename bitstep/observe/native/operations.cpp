@@ -35,8 +35,24 @@ void raised(Operations* self, const Call& call) {
   PyObject *kind = nullptr, *error = nullptr, *trace = nullptr;
   PyErr_Fetch(&kind, &error, &trace);
   PyObject* given[] = {self->mode, call.head.get(), call.occurrence.get()};
-  if (!Ref(PyObject_VectorcallMethod(words._raised, given, 3, nullptr))) PyErr_Clear();
-  PyErr_Restore(kind, error, trace);
+  const Ref done(PyObject_VectorcallMethod(words._raised, given, 3, nullptr));
+  if (!done && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+  if (PyErr_Occurred()) {  // Ctrl-C
+    for (PyObject* object : {kind, error, trace}) Py_XDECREF(object);
+  } else {
+    PyErr_Restore(kind, error, trace);
+  }
+}
+
+// Work of ours inside of the program's: what C++ throws is an error of Python like any other.
+template <class Work>
+auto careful(Work work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::exception& error) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, error.what());
+    return {};
+  }
 }
 
 bool are_plain(PyObject* types) {
@@ -49,17 +65,19 @@ bool are_plain(PyObject* types) {
 }
 
 bool is_nothing_else_going_on(Operations* self) {
-  bool failed = false;
-  const bool is_so = !is_true(self->hooks, words.asleep, &failed) &&
-                     is_true(self->mode, words.active, &failed) &&
-                     !is_true(self->mode, words._inside, &failed) &&
-                     !is_true(self->regions, words.inside, &failed) &&
-                     !is_true(self->pending, words.waiting, &failed) &&
-                     !is_true(self->pending, words.open, &failed) &&
-                     !is_true(self->pending, words.objects, &failed) &&
-                     c10::impl::TorchDispatchModeTLS::stack_len() == 0;
-  if (failed) PyErr_Clear();  // Python finds it again.
-  if (!is_so || failed) return false;
+  const struct {
+    PyObject *of, *name;
+    int is;
+  } states[] = {
+      {self->hooks, words.asleep, 0},    {self->mode, words.active, 1},
+      {self->mode, words._inside, 0},    {self->regions, words.inside, 0},
+      {self->pending, words.waiting, 0}, {self->pending, words.open, 0},
+      {self->pending, words.objects, 0},
+  };
+  for (const auto& state : states) {
+    if (is_true(state.of, state.name) != state.is) return false;  // Or failed: Python finds it.
+  }
+  if (c10::impl::TorchDispatchModeTLS::stack_len() != 0) return false;
   const Ref thread(PyObject_GetAttr(self->scope, words.thread));
   return thread && PyLong_AsUnsignedLong(thread.get()) == PyThread_get_thread_ident();
 }
@@ -99,7 +117,7 @@ PyObject* dispatch(Operations* self, PyObject* const* given, Py_ssize_t count) {
     PyObject* all[] = {self->mode, func, types, args, kwargs == nullptr ? Py_None : kwargs};
     return PyObject_VectorcallMethod(words._by_python, all, 5, nullptr);
   }
-  const auto call = before(self, plan, args, kwargs);
+  const auto call = careful([&] { return before(self, plan, args, kwargs); });
   if (!call) return told(self) ? PyObject_Call(func, args, kwargs) : nullptr;
   Ref result(PyObject_Call(func, args, kwargs));
   if (field(plan, kKind) == self->view) return result.release();
@@ -107,7 +125,8 @@ PyObject* dispatch(Operations* self, PyObject* const* given, Py_ssize_t count) {
     raised(self, *call);
     return nullptr;
   }
-  if (!results(self, plan, *call, args, kwargs, result.get()) && !told(self)) return nullptr;
+  const bool done = careful([&] { return results(self, plan, *call, args, kwargs, result.get()); });
+  if (!done && !told(self)) return nullptr;
   return result.release();
 }
 

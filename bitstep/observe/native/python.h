@@ -53,13 +53,10 @@ inline struct {
   PyObject *out, *out_list;
 } words;
 
-inline bool is_true(PyObject* object, PyObject* name, bool* failed) {
+// 1 or 0; -1 with an error.
+inline int is_true(PyObject* object, PyObject* name) {
   const Ref found(PyObject_GetAttr(object, name));
-  if (!found) {
-    *failed = true;
-    return false;
-  }
-  return found.get() == Py_True || (found.get() != Py_False && PyObject_IsTrue(found.get()) == 1);
+  return found ? PyObject_IsTrue(found.get()) : -1;
 }
 
 }  // namespace bitstep

@@ -24,11 +24,14 @@ inline bool add(Operations* self, const Call& call, PyObject* slot, PyObject* su
   const Ref by(PyLong_FromLongLong(writer)), marks(PyLong_FromLong(flags));
   const Ref number(PyLong_FromLongLong(version));
   if (sum == nullptr || !by || !marks || !number) return false;
-  for (PyObject* cell : {call.head.get(), call.occurrence.get(), slot, dtype, shape, Py_None,
-                         number.get(), by.get(), marks.get(), words.bits}) {
-    if (PyList_Append(self->cells, cell) < 0) return false;
-  }
-  return PyList_Append(self->digests, sum) == 0;
+  const Ref row(PyTuple_Pack(10, call.head.get(), call.occurrence.get(), slot, dtype, shape,
+                             Py_None, number.get(), by.get(), marks.get(), words.bits));
+  const Py_ssize_t end = PyList_GET_SIZE(self->cells);
+  // All ten or none: half a row would move every row that follows.
+  if (!row || PyList_SetSlice(self->cells, end, end, row.get()) < 0) return false;
+  if (PyList_Append(self->digests, sum) == 0) return true;
+  PyList_SetSlice(self->cells, end, end + 10, nullptr);
+  return false;
 }
 
 inline bool add(Operations* self, const Call& call, PyObject* slot, PyObject* sum,
@@ -56,24 +59,25 @@ inline bool is_last(PyObject* last, const Bytes& bytes, int64_t writer) {
          is(last, 3, bytes.base) && is(last, 4, writer);
 }
 
-enum class Done { kYes, kNo, kError };
-
 inline Done done(bool well) { return well ? Done::kYes : Done::kError; }
 
 // TensorRows.read and Seen.read. kNo: of a tensor that Python has to look at.
 inline Done read(Operations* self, const Call& call, PyObject* slot, PyObject* tensor) {
-  const auto bytes = bytes_of(self, tensor);
-  if (!bytes) return Done::kNo;
+  Bytes found;
+  if (const Done way = bytes_of(self, tensor, &found); way != Done::kYes) return way;
+  const Bytes* bytes = &found;
   const Ref base(PyLong_FromLongLong(bytes->base));
   if (!base) return Done::kError;
   PyObject* wrote = PyDict_GetItemWithError(self->writers, base.get());
   const int64_t writer = wrote == nullptr ? -1 : PyLong_AsLongLong(wrote);
   PyObject* blank = PyDict_GetItemWithError(self->blank, base.get());
   const long flags = blank == nullptr ? 0 : PyLong_AsLong(blank);
-  bool failed = PyErr_Occurred() != nullptr;
-  if (failed || self->rehash || writer < 0 || bytes->nbytes <= kSmall || bytes->is_foreign ||
-      !is_true(self->seen, words.sees_all, &failed)) {
-    if (failed) return Done::kError;
+  if (PyErr_Occurred()) return Done::kError;
+  const bool may_carry =
+      !self->rehash && writer >= 0 && bytes->nbytes > kSmall && !bytes->is_foreign;
+  const int carries = may_carry ? is_true(self->seen, words.sees_all) : 0;
+  if (carries < 0) return Done::kError;
+  if (carries == 0) {
     const Ref sum(sum_of(self, *bytes));
     return done(add(self, call, slot, sum.get(), *bytes, writer, flags));
   }
@@ -91,8 +95,9 @@ inline Done read(Operations* self, const Call& call, PyObject* slot, PyObject* t
 
 // TensorRows.write and Seen.wrote
 inline Done write(Operations* self, const Call& call, PyObject* slot, PyObject* tensor) {
-  const auto bytes = bytes_of(self, tensor);
-  if (!bytes) return Done::kNo;
+  Bytes found;
+  if (const Done way = bytes_of(self, tensor, &found); way != Done::kYes) return way;
+  const Bytes* bytes = &found;
   const Ref base(PyLong_FromLongLong(bytes->base)),
       first(PyObject_GetAttr(self->columns, words.first));
   if (!base || !first) return Done::kError;

@@ -14,8 +14,8 @@ namespace bitstep {
 using Kernel = uint64_t (*)(int64_t address, int64_t nbytes, int64_t start, int64_t k,
                             int64_t seed);
 
-constexpr int64_t kReleases = 1 << 16;  // Bytes from which other threads may run meanwhile.
-constexpr size_t kMostLayouts = 100'000;
+constexpr int64_t kReleases = 1 << 16;    // Bytes from which other threads may run meanwhile.
+constexpr size_t kMostOffsets = 1 << 20;  // Of all layouts that are remembered: 8 MB.
 
 // What `digests.runs_of` says of a dtype, a shape and strides: asked of Python once.
 struct Layout {
@@ -40,7 +40,8 @@ struct Hash {
 
 struct Layouts {
   std::unordered_map<Key, Layout, Hash> known;
-  Key key;  // Kept, so that no look-up allocates.
+  Key key;             // Kept, so that no look-up allocates.
+  size_t offsets = 0;  // How many all of them have.
 
   // Borrowed; null where Python failed.
   const Layout* of(PyObject* runs, PyObject* tensor, const c10::TensorImpl* impl) {
@@ -50,21 +51,24 @@ struct Layouts {
     key.numbers.insert(key.numbers.end(), strides.begin(), strides.end());
     const auto found = known.find(key);
     if (found != known.end()) return &found->second;
+    Key asked = key;                                    // Python may come back here.
     const Ref said(PyObject_CallOneArg(runs, tensor));  // name, shape, gaps, offsets, run
     if (!said) return nullptr;
-    if (known.size() >= kMostLayouts) clear();
+    PyObject* begins = PyTuple_GET_ITEM(said.get(), 3);
     Layout layout{PyTuple_GET_ITEM(said.get(), 0),
                   PyTuple_GET_ITEM(said.get(), 1),
                   PyTuple_GET_ITEM(said.get(), 2),
                   {},
                   PyLong_AsLongLong(PyTuple_GET_ITEM(said.get(), 4))};
-    PyObject* offsets = PyTuple_GET_ITEM(said.get(), 3);
-    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(offsets); ++at) {
-      layout.offsets.push_back(PyLong_AsLongLong(PyList_GET_ITEM(offsets, at)));
+    layout.offsets.reserve(static_cast<size_t>(PyList_GET_SIZE(begins)));
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(begins); ++at) {
+      layout.offsets.push_back(PyLong_AsLongLong(PyList_GET_ITEM(begins, at)));
     }
     if (PyErr_Occurred()) return nullptr;
+    if (offsets > kMostOffsets) clear();
+    offsets += layout.offsets.size() + 1;
     for (PyObject* object : {layout.dtype, layout.shape, layout.gaps}) Py_INCREF(object);
-    return &known.emplace(key, std::move(layout)).first->second;
+    return &known.insert_or_assign(std::move(asked), std::move(layout)).first->second;
   }
 
   void clear() {
@@ -72,6 +76,7 @@ struct Layouts {
       for (PyObject* object : {layout.dtype, layout.shape, layout.gaps}) Py_DECREF(object);
     }
     known.clear();
+    offsets = 0;
   }
 };
 
@@ -96,29 +101,38 @@ inline const c10::DispatchKeySet kOrdinary =
         {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU}) |
     c10::autocast_dispatch_keyset;
 
-// Nothing for a tensor that Python has to look at.
-inline std::optional<Bytes> bytes_of(const Operations* self, PyObject* object) {
+enum class Done { kYes, kNo, kError };
+
+// kNo for a tensor that Python has to look at.
+inline Done bytes_of(const Operations* self, PyObject* object, Bytes* bytes) {
   c10::TensorImpl* impl = THPVariable_Unpack(object).unsafeGetTensorImpl();
-  // Views that negate, wrappers of vmap, quantized and nested tensors have a key of their own.
+  // Views that negate, wrappers of vmap, quantized and nested tensors have a key of their own. A
+  // tensor that was given the data of an inference tensor has no version and no such key.
   if ((impl->key_set().raw_repr() & ~kOrdinary.raw_repr()) != 0 || impl->is_inference() ||
-      impl->has_symbolic_sizes_strides() || !impl->has_storage() ||
+      !impl->version_counter().enabled() || impl->has_symbolic_sizes_strides() ||
+      !impl->has_storage() ||
       !self->has_name[static_cast<size_t>(c10::typeMetaToScalarType(impl->dtype()))]) {
-    return std::nullopt;
+    return Done::kNo;
   }
   const auto& storage = impl->unsafe_storage();
   const auto base = reinterpret_cast<int64_t>(storage.data());
   const auto width = static_cast<int64_t>(impl->itemsize());
   const int64_t nbytes = impl->numel() * width;
-  if (base == 0 || nbytes == 0) return std::nullopt;
+  if (base == 0 || nbytes == 0) return Done::kNo;
   const Layout* layout = self->layouts->of(self->runs_of, object, impl);
-  if (layout == nullptr) PyErr_Clear();
-  if (layout == nullptr || layout->run == 0) return std::nullopt;
-  return Bytes{base + impl->storage_offset() * width,
-               nbytes,
-               base,
-               static_cast<int64_t>(impl->version_counter().current_version()),
-               layout,
-               !storage.unsafeGetStorageImpl()->resizable()};
+  if (layout == nullptr) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return Done::kError;  // Ctrl-C
+    PyErr_Clear();
+    return Done::kNo;
+  }
+  if (layout->run == 0) return Done::kNo;
+  *bytes = Bytes{base + impl->storage_offset() * width,
+                 nbytes,
+                 base,
+                 static_cast<int64_t>(impl->version_counter().current_version()),
+                 layout,
+                 !storage.unsafeGetStorageImpl()->resizable()};
+  return Done::kYes;
 }
 
 inline uint64_t sum_of_runs(const Operations* self, const Bytes& bytes) {
