@@ -114,8 +114,8 @@ class Flag(enum.IntFlag):
     """What a row says about itself beside its digest; never compared between runs."""
 
     CARRIED = 1
-    """Not hashed again: the same bytes, at the same address in the same version, were hashed before,
-    perhaps in another shape."""
+    """Not hashed again: the same bytes, at the same address in the same version, were hashed
+    before, perhaps in another shape."""
     SKIPPED = 2
     """Not hashed: it has no bits to read."""
     UNINITIALISED = 4
