@@ -163,14 +163,26 @@ def _ended(courses: Sequence[Course]) -> list[str]:
 
 def _tail(courses: Sequence[Course], a: Run, b: Run) -> str | None:
     """Steps at the end that only one run has; a head that was not recorded is no gap of it."""
-    ends = [max((_last_step(life, course.process)[0] for life in run.lives for course in courses
-                 if course.process in life.index.processes
-                 and len(life.steps(course.process))), default=-1) for run in (a, b)]  # fmt: skip
+    ends = [max((_end(life, courses) for life in run.lives), default=-1) for run in (a, b)]
     if ends[0] == ends[1] or min(ends) < 0:
         return None
     longer = "A" if ends[0] > ends[1] else "B"
     first, last = min(ends) + 1, max(ends)
     return f"only {longer} has " + (f"step {last}" if first == last else f"steps {first} to {last}")
+
+
+def _end(life: Life, courses: Sequence[Course]) -> int:
+    """The last step that trained on any rank. Rows are read until no other rank can have a later
+    one: with thousands of ranks that is nearly all of the time."""
+    lasts = {course.process: int(life.steps(course.process)[-1]) for course in courses
+             if course.process in life.index.processes
+             and len(life.steps(course.process))}  # fmt: skip
+    found = -1
+    for process, last in sorted(lasts.items(), key=lambda item: -item[1]):
+        if last <= found:
+            break
+        found = max(found, _last_step(life, process)[0])
+    return found
 
 
 def _last_step(life: Life, process: int) -> tuple[int, bool]:
@@ -186,12 +198,26 @@ def _last_step(life: Life, process: int) -> tuple[int, bool]:
 
 def _evaluated(courses: Sequence[Course], a: Run, b: Run) -> Iterator[str]:
     """Runs that end with forwards that the other has not."""
+    others = [course for course in courses if not _ends_alike(a, b, course.process)]
     ends = [any(_last_step(life, course.process)[1] for life in run.lives[-1:]
-                for course in courses if course.process in life.index.processes
+                for course in others if course.process in life.index.processes
                 and len(life.steps(course.process))) for run in (a, b)]  # fmt: skip
     if ends[0] != ends[1]:
         yield (f"after its last step {'A' if ends[0] else 'B'} ran forwards without training, "
                "which the other did not")  # fmt: skip
+
+
+def _ends_alike(a: Run, b: Run, process: int) -> bool:
+    """Whether the last step of a rank has the same number in both runs, and as many rows: forwards
+    alone have fewer than a step."""
+    ends = []
+    for run in (a, b):
+        life = run.lives[-1]
+        if process not in life.index.processes or not len(life.steps(process)):
+            return False
+        entries = life.index.process(process)
+        ends.append((int(entries.step[-1]) + life.offset, int(entries.rows[-1])))
+    return ends[0] == ends[1]
 
 
 def _gaps(a: Run, b: Run) -> Iterator[str]:
