@@ -109,7 +109,7 @@ class Seen:
         else:
             total, dtype, shape, flags = digest_of(tensor)
         if base in self.blank:
-            flags |= self.blank[base]
+            flags |= self._blank_flag(tensor, base)
         return _new(Access, (total, dtype, shape, flags, version, writer))
 
     def _carried(
@@ -152,7 +152,7 @@ class Seen:
         alone = [at for at in laid.large if writers[at] >= 0] if may_carry else ()
         sums, flags = laid.sums(addresses, alone), None
         if alone or self._is_any_blank(bases):
-            flags = [self.blank.get(base, 0) for base in bases]
+            flags = [self._blank_flag(*each) for each in zip(tensors, bases, strict=True)]
             for at in alone:
                 sums[at], _, _, flags[at], _, _ = self.read(tensors[at])
         return Accesses(sums, versions, writers, flags)
@@ -201,7 +201,13 @@ class Seen:
         """Whether nobody wrote the memory of a tensor."""
         if not self.blank or type(tensor) not in PLAIN or tensor.layout is not STRIDED:
             return False
-        return self.blank.get(_base(tensor, tensor.data_ptr())) == _UNINITIALISED
+        return self._blank_flag(tensor, _base(tensor, tensor.data_ptr())) == _UNINITIALISED
+
+    def _blank_flag(self, tensor: Tensor, base: int) -> int:
+        """What is known of memory that nobody wrote. NumPy's lies where a tensor was that has been
+        freed: our engine draws its weights there."""
+        flag = self.blank.get(base, 0)
+        return 0 if flag and _is_foreign(tensor) else flag
 
     def _is_any_blank(self, bases: Sequence[int]) -> bool:
         return bool(self.blank) and not self.blank.keys().isdisjoint(bases)

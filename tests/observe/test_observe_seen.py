@@ -1,10 +1,12 @@
 """What may be carried, and what memory that nobody wrote is worth."""
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.fsdp
 from recording_fakes import recorded
 
+from bitstep.observe import native
 from bitstep.observe.schemas import plan_of
 from bitstep.observe.seen import Seen
 from bitstep.records import Flag
@@ -80,6 +82,33 @@ def test_a_copy_of_memory_that_nobody_wrote_has_no_bits_to_compare(tmp_path):
 
     found = recorded(tmp_path / "run", program)
     assert not list(found.of(op="aten.clone"))
+
+
+def test_memory_of_numpy_is_never_blank_though_a_blank_tensor_was_there():
+    seen, foreign = Seen(rehash=False), torch.from_numpy(np.ones(4096, np.float32))
+    own = torch.ones(4096)
+    for tensor in (foreign, own):
+        seen.blank[tensor.data_ptr()] = int(Flag.UNINITIALISED)
+    assert (seen.is_blank(foreign), seen.read(foreign).flags) == (False, 0)
+    assert (seen.is_blank(own), seen.read(own).flags) == (True, Flag.UNINITIALISED)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_so_it_is_in_a_recording(tmp_path, monkeypatch, compiled):
+    if not compiled:
+        monkeypatch.setattr(native, "load", lambda: None)
+
+    def program(recorder):
+        layer = torch.nn.Linear(2, 2)
+        layer(torch.ones(1, 2)).sum().backward()
+        array = torch.from_numpy(np.ones(4096, np.float32))
+        recorder._seen.blank[array.data_ptr()] = int(Flag.UNINITIALISED)
+        array.to(torch.float32, copy=True)
+        array.mul(2)
+
+    found = recorded(tmp_path / "run", program)
+    for op in ("aten._to_copy", "aten.mul.Tensor"):
+        assert found.one(op=op, slot="in.0").flags == 0
 
 
 def test_of_fsdps_copy_only_the_part_that_it_writes_is_a_result():

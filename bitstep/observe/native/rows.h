@@ -71,7 +71,7 @@ inline Done read(Operations* self, const Call& call, PyObject* slot, PyObject* t
   PyObject* wrote = PyDict_GetItemWithError(self->writers, base.get());
   const int64_t writer = wrote == nullptr ? -1 : PyLong_AsLongLong(wrote);
   PyObject* blank = PyDict_GetItemWithError(self->blank, base.get());
-  const long flags = blank == nullptr ? 0 : PyLong_AsLong(blank);
+  const long flags = blank == nullptr || bytes->is_foreign ? 0 : PyLong_AsLong(blank);
   if (PyErr_Occurred()) return Done::kError;
   const bool may_carry =
       !self->rehash && writer >= 0 && bytes->nbytes > kSmall && !bytes->is_foreign;
