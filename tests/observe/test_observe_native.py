@@ -172,8 +172,9 @@ def foreign():
     array = np.ones(4096, np.float32)
     x = torch.from_numpy(array)
     y = x * 2
+    x.add_(1)
     array += 1
-    return (x * y).sum()
+    return (x * y).sum() + x.sum()
 
 
 def recomputed():
